@@ -1,0 +1,444 @@
+"""From a program to a plan: contraction order, pairwise steps, tile layouts.
+
+Every n-ary ``Contract`` becomes a sequence of pairwise ``Product`` steps in the order that
+``opt_einsum``'s dynamic programming finds under our cost model; equal steps are done once.  A plan is
+still independent of the backend: each lowering turns it into buffers, loops and launches.
+
+**Cost model.**  A step costs its multiply-adds *per element*.  Work on shared operands alone is done
+once for all elements, so it is as good as free, but it is not free of consequences: multiplying two
+bases makes a larger one.  Both follow from giving the batch a symbolic label with a large extent.
+
+**Order of a sum factorisation.**  The mode products of a tensor-product operator,
+``B_x B_y B_z u``, commute and usually cost the same in any order.  On the way in, the slowest axis of
+the tile goes first and the one after it last, and on the way out the other way round: the first
+contraction then reads memory along its fastest axes, the last one writes along them, and the two in
+the middle work on the same fibres, which never leave the registers of a fused kernel.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import opt_einsum
+
+from jaxmagma.program import FUNCTIONS, Contract, ElementProgram
+
+
+# The extent the cost model gives to the batch: any number much larger than a tile.
+_MANY_ELEMENTS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One value of a plan: its shape (row-major), and whether it differs from element to element."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    batched: bool
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Product:
+    """``out[output] = sum_k left[...] * right[...]``: one pairwise contraction.
+
+    Labels are single letters.  Grouped as in a GEMM, a label is a row (left and output), a column
+    (right and output), a batch label (all three) or contracted (left and right only); no label
+    stands in one operand alone.
+    """
+
+    left: int
+    right: int
+    left_labels: str
+    right_labels: str
+    output_labels: str
+    sizes: tuple[tuple[str, int], ...]
+
+    @property
+    def operands(self) -> tuple[int, ...]:
+        return (self.left, self.right)
+
+    @cached_property
+    def extents(self) -> dict[str, int]:
+        return dict(self.sizes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.extents[label] for label in self.output_labels)
+
+    @property
+    def rows(self) -> str:
+        """M: labels of the left operand and the output."""
+        return _keep(self.output_labels, in_=self.left_labels, not_in=self.right_labels)
+
+    @property
+    def columns(self) -> str:
+        """N: labels of the right operand and the output."""
+        return _keep(self.output_labels, in_=self.right_labels, not_in=self.left_labels)
+
+    @property
+    def contracted(self) -> str:
+        """K: labels of both operands that are summed over."""
+        return _keep(self.left_labels, in_=self.right_labels, not_in=self.output_labels)
+
+    @property
+    def paired(self) -> str:
+        """Labels of both operands and the output."""
+        both = _keep(self.output_labels, in_=self.left_labels)
+        return _keep(both, in_=self.right_labels)
+
+    @property
+    def flops(self) -> int:
+        multiplies = math.prod(self.extents.values())
+        return 2 * multiplies if self.contracted else multiplies
+
+
+@dataclass(frozen=True)
+class Rearrange:
+    """``out[output] = sum operand[labels]``: transposition, sum over labels, or broadcast."""
+
+    operand: int
+    labels: str
+    output_labels: str
+    sizes: tuple[tuple[str, int], ...]
+
+    @property
+    def operands(self) -> tuple[int, ...]:
+        return (self.operand,)
+
+    @cached_property
+    def extents(self) -> dict[str, int]:
+        return dict(self.sizes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.extents[label] for label in self.output_labels)
+
+    @property
+    def flops(self) -> int:
+        summed = set(self.labels) - set(self.output_labels)
+        return math.prod(self.extents.values()) if summed else 0
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """``out[i] = function(operands[i]...)``."""
+
+    function: str
+    operands: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def flops(self) -> int:
+        return FUNCTIONS[self.function][1] * math.prod(self.shape)
+
+
+Step = Product | Rearrange | Pointwise
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A program with its contraction order: ``tiles`` are the inputs, then the result of each step.
+
+    ``results`` gives the tile each output of the program returns.
+    """
+
+    program: ElementProgram
+    tiles: tuple[Tile, ...]
+    steps: tuple[Step, ...]
+    results: tuple[int, ...]
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations per element, not counting work done once for all elements."""
+        first = len(self.program.inputs)
+        return sum(s.flops for n, s in enumerate(self.steps, first) if self.tiles[n].batched)
+
+    def numbered_steps(self) -> list[tuple[int, Step]]:
+        """The steps with the number of the tile each one makes."""
+        return list(enumerate(self.steps, start=len(self.program.inputs)))
+
+    @cached_property
+    def last_use(self) -> dict[int, int]:
+        """For every tile, the number of the last step that reads it; results live to the end."""
+        uses = dict.fromkeys(range(len(self.tiles)), -1)
+        for number, step in self.numbered_steps():
+            for operand in step.operands:
+                uses[operand] = number
+        for value in self.results:
+            uses[value] = len(self.tiles)
+        return uses
+
+    @cached_property
+    def on_chip(self) -> int:
+        """The most values of one element that are alive at once."""
+        alive = [n for n in range(len(self.program.inputs)) if self.tiles[n].batched]
+        most = sum(self.tiles[n].size for n in alive)
+        for number, _ in self.numbered_steps():
+            alive.append(number)
+            most = max(most, sum(self.tiles[n].size for n in alive))
+            alive = [n for n in alive if self.last_use[n] > number]
+        return most
+
+
+@functools.lru_cache(maxsize=1024)
+def plan(program: ElementProgram) -> Plan:
+    """Chooses the order of every contraction of ``program``."""
+    return _Planner(program).plan()
+
+
+def contraction_order(
+    terms: Sequence[str], output: str, extents: dict[str, int], batched: Sequence[bool]
+) -> tuple[tuple[int, int], ...]:
+    """The pairwise order of an n-ary contraction under the cost model.
+
+    ``batched`` says which terms differ from element to element.  Pair ``p`` makes number
+    ``len(terms) + p``.
+    """
+    batch = opt_einsum.get_symbol(max((ord(x) for x in "".join(terms) + output), default=0) + 1)
+    inputs = [
+        frozenset(labels + batch if many else labels)
+        for labels, many in zip(terms, batched, strict=True)
+    ]
+    result = frozenset(output + batch if any(batched) else output)
+    optimizer = opt_einsum.DynamicProgramming(minimize="flops")
+    path = optimizer(inputs, result, {**extents, batch: _MANY_ELEMENTS})
+    alive = list(range(len(terms)))
+    pairs = []
+    for number, positions in enumerate(path, start=len(terms)):
+        # A path may end in one contraction of more than two terms, or repeat a single one.
+        chosen = [alive[position] for position in positions]
+        alive = [n for n in alive if n not in chosen] + [number]
+        pairs.append((chosen[0], chosen[1]))
+    return _modes_in_order(terms, output, extents, batched, pairs)
+
+
+def _modes_in_order(
+    terms: Sequence[str],
+    output: str,
+    extents: dict[str, int],
+    batched: Sequence[bool],
+    pairs: list[tuple[int, int]],
+) -> tuple[tuple[int, int], ...]:
+    """Reorders runs of commuting mode products; see the module's docstring."""
+    count = len(terms)
+    labels: list[str] = list(terms)
+    for position, (left, right) in enumerate(pairs):
+        consumed = {x for pair in pairs[: position + 1] for x in pair}
+        later = output + "".join(x for n, x in enumerate(labels) if n not in consumed)
+        kept = dict.fromkeys(labels[left] + labels[right])
+        labels.append("".join(x for x in kept if x in later))
+
+    def mode(position: int) -> tuple[int, int] | None:
+        """The (matrix, tile) of a mode product: a shared matrix that replaces one label."""
+        for matrix, tile in (pairs[position], pairs[position][::-1]):
+            if matrix < count and not batched[matrix] and len(set(terms[matrix])) == 2:
+                made = labels[count + position]
+                lost = [x for x in terms[matrix] if x in labels[tile] and x not in made]
+                new = [x for x in terms[matrix] if x in made and x not in labels[tile]]
+                if len(lost) == len(new) == 1:
+                    return matrix, tile
+        return None
+
+    ordered = list(pairs)
+    position = 0
+    while position < len(pairs):
+        run, links = [], []
+        found, link = mode(position), position
+        start = found[1] if found else 0
+        while found is not None:
+            run.append(found[0])
+            links.append(link)
+            link = next((n for n, pair in enumerate(pairs) if count + link in pair), len(pairs))
+            found = mode(link) if link < len(pairs) else None
+            if found is not None and found[1] != count + links[-1]:
+                found = None
+            # Modes that act on a label made earlier in the run do not commute with it.
+            if found is not None and not set(terms[found[0]]) & set(labels[start]):
+                found = None
+        if len(run) > 1:
+            made = labels[count + links[-1]] if count + links[-1] < count + len(pairs) - 1 else output
+            best = _best_run([terms[m] for m in run], labels[start], made, extents, start < count)
+            tile = start
+            for link, choice in zip(links, best, strict=True):
+                ordered[link] = (run[choice], tile)
+                tile = count + link
+        position = max([position, *links]) + 1
+    return tuple(ordered)
+
+
+def _best_run(
+    matrices: list[str], start: str, made: str, extents: dict[str, int], way_in: bool
+) -> tuple[int, ...]:
+    """The cheapest order of commuting mode products; among equals, the one memory likes best."""
+    tile = start if way_in else made
+    axis = [next(tile.index(x) for x in m if x in tile) for m in matrices]
+    slowest_first = sorted(range(len(matrices)), key=axis.__getitem__)
+    favourite = [slowest_first[0], *slowest_first[:0:-1]]
+    if not way_in:
+        favourite.reverse()
+
+    def cost(order: tuple[int, ...]) -> tuple[int, list[int]]:
+        flops, alive = 0, set(start)
+        for choice in order:
+            alive |= set(matrices[choice])
+            flops += math.prod(extents[x] for x in alive)
+            alive -= set(matrices[choice]) & set(start)
+        return flops, [favourite.index(choice) for choice in order]
+
+    # Beyond five modes the order that opt_einsum found is kept: 6! permutations cost more.
+    if len(matrices) > 5:
+        return tuple(range(len(matrices)))
+    return min(itertools.permutations(range(len(matrices))), key=cost)
+
+
+class _Planner:
+    def __init__(self, program: ElementProgram) -> None:
+        self.program = program
+        self.tiles = [Tile(x.tile, x.dtype, bool(x.batch)) for x in program.inputs]
+        self.steps: list[Step] = []
+        self.made: dict[Step, int] = {}
+
+    def plan(self) -> Plan:
+        values = list(range(len(self.program.inputs)))
+        for operation in self.program.operations:
+            if isinstance(operation, Contract):
+                values.append(self.contract(operation, values))
+            else:
+                operands = tuple(values[value] for value in operation.operands)
+                values.append(self.add(Pointwise(operation.function, operands, operation.tile)))
+        results = tuple(values[out.value] for out in self.program.outputs)
+        return self._without_dead_steps(results)
+
+    def add(self, step: Step) -> int:
+        if step not in self.made:
+            batched = any(self.tiles[x].batched for x in step.operands)
+            self.tiles.append(Tile(step.shape, self.program.dtype, batched))
+            self.steps.append(step)
+            self.made[step] = len(self.tiles) - 1
+        return self.made[step]
+
+    def contract(self, operation: Contract, values: list[int]) -> int:
+        extents = operation.extents
+        terms = [(values[value], labels) for value, labels in operation.terms]
+        terms = [self._own_labels_summed(n, terms, operation.output) for n in range(len(terms))]
+        batched = [self.tiles[value].batched for value, _ in terms]
+        order = contraction_order([x for _, x in terms], operation.output, extents, batched)
+        alive = dict(enumerate(terms))
+        for number, (left, right) in enumerate(order, start=len(terms)):
+            pair = alive.pop(left), alive.pop(right)
+            rest = list(alive.values())
+            alive[number] = self._product(*pair, rest, operation.output, extents)
+        ((value, labels),) = alive.values()
+        if labels != operation.output:
+            return self.add(_canonical_rearrange(value, labels, operation.output, extents))
+        return value
+
+    def _own_labels_summed(
+        self, number: int, terms: list[tuple[int, str]], output: str
+    ) -> tuple[int, str]:
+        """Sums a term over the labels that nothing else has."""
+        value, labels = terms[number]
+        others = output + "".join(x for n, (_, x) in enumerate(terms) if n != number)
+        kept = "".join(label for label in labels if label in others)
+        if kept == labels:
+            return terms[number]
+        extents = dict(zip(labels, self.tiles[value].shape, strict=True))
+        return self.add(_canonical_rearrange(value, labels, kept, extents)), kept
+
+    def _product(
+        self,
+        left: tuple[int, str],
+        right: tuple[int, str],
+        rest: list[tuple[int, str]],
+        output: str,
+        extents: dict[str, int],
+    ) -> tuple[int, str]:
+        # The shared operand stands on the left, as the matrix of a mode product does.
+        if self.tiles[left[0]].batched and not self.tiles[right[0]].batched:
+            left, right = right, left
+        later = output + "".join(labels for _, labels in rest)
+        kept = [x for x in dict.fromkeys(left[1] + right[1]) if x in later]
+        if not rest and set(kept) == set(output):
+            labels = output
+        else:
+            labels = _replace_in_place(left[1], right[1], kept)
+        step = _canonical_product(left, right, labels, extents)
+        return self.add(step), labels
+
+    def _without_dead_steps(self, results: tuple[int, ...]) -> Plan:
+        first = len(self.program.inputs)
+        needed = set(results)
+        for number in reversed(range(first, len(self.tiles))):
+            if number in needed:
+                needed.update(self.steps[number - first].operands)
+        live = [n for n in range(first, len(self.tiles)) if n in needed]
+        numbers = {old: new for new, old in enumerate([*range(first), *live])}
+        return Plan(
+            self.program,
+            tuple(self.tiles[n] for n in [*range(first), *live]),
+            tuple(_renumbered(self.steps[n - first], numbers) for n in live),
+            tuple(numbers[value] for value in results),
+        )
+
+
+def _canonical(*labels: str) -> dict[str, str]:
+    """Letters by order of appearance, so that equal steps are equal."""
+    return {x: chr(ord("a") + n) for n, x in enumerate(dict.fromkeys("".join(labels)))}
+
+
+def _rename(labels: str, names: dict[str, str]) -> str:
+    return "".join(names[x] for x in labels)
+
+
+def _canonical_product(
+    left: tuple[int, str], right: tuple[int, str], output: str, extents: dict[str, int]
+) -> Product:
+    names = _canonical(left[1], right[1], output)
+    return Product(
+        left[0],
+        right[0],
+        _rename(left[1], names),
+        _rename(right[1], names),
+        _rename(output, names),
+        tuple((new, extents[old]) for old, new in names.items()),
+    )
+
+
+def _canonical_rearrange(
+    operand: int, labels: str, output: str, extents: dict[str, int]
+) -> Rearrange:
+    names = _canonical(labels, output)
+    sizes = tuple((new, extents[old]) for old, new in names.items())
+    return Rearrange(operand, _rename(labels, names), _rename(output, names), sizes)
+
+
+def _replace_in_place(left: str, right: str, kept: Sequence[str]) -> str:
+    """Labels of a product: the right operand's, each contracted one replaced by one of the left's."""
+    new = [x for x in left if x in kept and x not in right]
+    labels = []
+    for label in right:
+        if label in kept:
+            labels.append(label)
+        elif new:
+            labels.append(new.pop(0))
+    return "".join(new + labels)
+
+
+def _renumbered(step: Step, numbers: dict[int, int]) -> Step:
+    if isinstance(step, Product):
+        return replace(step, left=numbers[step.left], right=numbers[step.right])
+    if isinstance(step, Rearrange):
+        return replace(step, operand=numbers[step.operand])
+    return replace(step, operands=tuple(numbers[x] for x in step.operands))
+
+
+def _keep(labels: str, in_: str, not_in: str = "") -> str:
+    return "".join(x for x in labels if x in in_ and x not in not_in)

@@ -1,0 +1,196 @@
+"""The one JAX primitive: applies a program to arrays.
+
+Two layers.  ``program_p`` carries the calculus: JVP, transpose and batching each make another program
+(see :mod:`jaxmagma.calculus`).  Its lowering asks the platform's backend for a kernel and, where it
+declines, is the program in plain JAX.  ``kernel_p`` stands for that kernel on one device, below the
+partitioning; nothing differentiates or batches it.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir, xla
+
+from jaxmagma import calculus, native, partition, reference
+from jaxmagma.lowering import lower
+from jaxmagma.lowering.kernel import Declined
+from jaxmagma.program import ElementProgram
+
+
+def apply(program: ElementProgram, *arguments: jax.Array) -> list[jax.Array]:
+    """The outputs of ``program`` for arrays with the shapes of its arguments."""
+    return program_p.bind(*partition.common_variance(arguments), program=program)
+
+
+program_p = Primitive("element_program")
+program_p.multiple_results = True
+program_p.def_impl(functools.partial(xla.apply_primitive, program_p))
+
+kernel_p = Primitive("element_kernel")
+kernel_p.multiple_results = True
+
+
+# ---- Shapes ----------------------------------------------------------------------------------
+# What plain JAX says of the same computation, which gets shardings and device variance right.
+
+
+@functools.lru_cache(maxsize=4096)
+def _abstract(program: ElementProgram, avals: tuple[Any, ...], mesh: Any) -> list[Any]:
+    jaxpr = jax.make_jaxpr(functools.partial(reference.evaluate, program))(*avals)
+    return list(jaxpr.out_avals)
+
+
+def _abstract_eval(*avals: Any, program: ElementProgram) -> list[Any]:
+    return _abstract(program, avals, jax.sharding.get_abstract_mesh())
+
+
+program_p.def_abstract_eval(_abstract_eval)
+kernel_p.def_abstract_eval(_abstract_eval)
+
+
+# ---- Calculus --------------------------------------------------------------------------------
+
+
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, program: ElementProgram
+) -> tuple[list[Any], list[Any]]:
+    results = program_p.bind(*primals, program=program)
+    active = [not isinstance(t, ad.Zero) for t in tangents]
+    derived = calculus.jvp(program, active)
+    if derived is None:
+        whole = [ad.instantiate_zeros(t) for t in tangents]
+        function = functools.partial(reference.evaluate, program)
+        _, dots = jax.jvp(lambda *xs: tuple(function(*xs)), tuple(primals), tuple(whole))
+        return results, list(dots)
+    dots = _apply_derived(derived, [*primals, *tangents], [jnp.shape(x) for x in results])
+    return results, [
+        ad.Zero(jax.typeof(x).to_tangent_aval()) if dot is None else dot
+        for x, dot in zip(results, dots, strict=True)
+    ]
+
+
+ad.primitive_jvps[program_p] = _jvp
+
+
+def _transpose(
+    cotangents: Sequence[Any], *arguments: Any, program: ElementProgram
+) -> list[Any | None]:
+    linear = [ad.is_undefined_primal(x) for x in arguments]
+    present = [not isinstance(ct, ad.Zero) for ct in cotangents]
+    shapes = [x.aval.shape for x in arguments if ad.is_undefined_primal(x)]
+    derived = calculus.transpose(program, linear, present)
+    if derived is None:
+        found = iter(_transpose_plainly(program, arguments, cotangents))
+    else:
+        found = iter(_apply_derived(derived, [*arguments, *cotangents], shapes))
+    return [next(found) if is_linear else None for is_linear in linear]
+
+
+ad.primitive_transposes[program_p] = _transpose
+
+
+def _transpose_plainly(
+    program: ElementProgram, arguments: Sequence[Any], cotangents: Sequence[Any]
+) -> Sequence[Any]:
+    linear = [n for n, x in enumerate(arguments) if ad.is_undefined_primal(x)]
+
+    def function(*values: Any) -> tuple[jax.Array, ...]:
+        whole = list(arguments)
+        for n, value in zip(linear, values, strict=True):
+            whole[n] = value
+        return tuple(reference.evaluate(program, *whole))
+
+    transposed = jax.linear_transpose(function, *(arguments[n].aval for n in linear))
+    return transposed(tuple(ad.instantiate_zeros(ct) for ct in cotangents))
+
+
+def _apply_derived(
+    derived: calculus.Derived, arrays: Sequence[Any], shapes: Sequence[tuple[int, ...]]
+) -> list[Any | None]:
+    """Applies a derived program, and broadcasts over the batch axes it no longer has."""
+    values = apply(derived.program, *(arrays[n] for n in derived.arguments))
+    results: list[Any | None] = []
+    for position, shape in zip(derived.results, shapes, strict=True):
+        if position is None:
+            results.append(None)
+        else:
+            value = jnp.expand_dims(values[position], derived.lost[position])
+            results.append(jnp.broadcast_to(value, shape))
+    return results
+
+
+def _batch(
+    arguments: Sequence[Any], dims: Sequence[int | None], *, program: ElementProgram
+) -> tuple[list[Any], list[int | None]]:
+    # A mapped axis among an operand's batch axes stays where it is; one inside the tile moves out.
+    moved, positions = [], []
+    for x, dim, operand in zip(arguments, dims, program.arguments, strict=True):
+        if dim is None:
+            positions.append(None)
+        elif dim <= len(operand.batch):
+            positions.append(dim)
+        else:
+            x, dim = jnp.moveaxis(x, dim, 0), 0
+            positions.append(0)
+        moved.append(x)
+    batched, results = calculus.batch(program, positions)
+    return apply(batched, *moved), list(results)
+
+
+batching.primitive_batchers[program_p] = _batch
+
+
+# ---- Lowering --------------------------------------------------------------------------------
+
+
+def _plain(ctx: mlir.LoweringRuleContext, *operands: Any, program: ElementProgram) -> Any:
+    function = functools.partial(reference.evaluate, program)
+    return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
+
+
+def _kernel(program: ElementProgram, *arguments: jax.Array) -> list[jax.Array]:
+    return kernel_p.bind(*arguments, program=program)
+
+
+_partitioned_kernel = partition.partitioned(_kernel)
+
+
+def _lower_program(platform: str) -> Callable[..., Any]:
+    def rule(ctx: mlir.LoweringRuleContext, *operands: Any, program: ElementProgram) -> Any:
+        extents = program.batch_extents([x.shape for x in ctx.avals_in])
+        if isinstance(lower(program, extents, platform), Declined):
+            return _plain(ctx, *operands, program=program)
+        if partition.needs_partitioning(ctx):
+            function = functools.partial(_partitioned_kernel, program)
+            return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
+        return _lower_kernel(platform)(ctx, *operands, program=program)
+
+    return rule
+
+
+@functools.cache
+def _lower_kernel(platform: str) -> Callable[..., Any]:
+    def rule(ctx: mlir.LoweringRuleContext, *operands: Any, program: ElementProgram) -> Any:
+        extents = program.batch_extents([x.shape for x in ctx.avals_in])
+        kernel = lower(program, extents, platform)
+        if isinstance(kernel, Declined):
+            return _plain(ctx, *operands, program=program)
+        native.load(platform)
+        scratch = [jax.core.ShapedArray(shape, dtype) for shape, dtype in kernel.workspace]
+        call = jax.ffi.ffi_lowering(kernel.target)
+        with_scratch = ctx.replace(avals_out=[*ctx.avals_out, *scratch])
+        return call(with_scratch, *operands, **kernel.attributes)[: len(ctx.avals_out)]
+
+    return rule
+
+
+for _platform in ("cpu", "cuda"):
+    mlir.register_lowering(program_p, _lower_program(_platform), platform=_platform)
+    mlir.register_lowering(kernel_p, _lower_kernel(_platform), platform=_platform)
+mlir.register_lowering(program_p, _plain)
+mlir.register_lowering(kernel_p, _plain)
+partition.lowers_with_devices(program_p)

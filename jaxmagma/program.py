@@ -1,0 +1,315 @@
+"""The ElementProgram: what one element computes, and over which batch axes it is repeated.
+
+A program is a straight-line sequence of operations on *tiles* (one element's piece of an array).
+It knows tile extents and dtypes but not how many elements there are: the extents of its batch axes
+are read off the arrays it is applied to.  So one program, and one native kernel, serves every
+element count and every shard of a partitioned array.
+
+Values are numbered in single-assignment order: first the inputs, then one value per operation.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """An immutable array, compared and hashed by its contents, so that programs can be cache keys."""
+
+    array: np.ndarray
+
+    def __post_init__(self) -> None:
+        array = np.ascontiguousarray(self.array).reshape(np.shape(self.array))
+        array.flags.writeable = False
+        object.__setattr__(self, "array", array)
+
+    @cached_property
+    def _key(self) -> tuple[Any, ...]:
+        return (self.array.shape, self.array.dtype.str, self.array.tobytes())
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Constant) and self._key == other._key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"Constant({self.array.dtype}{list(self.array.shape)})"
+
+
+@dataclass(frozen=True)
+class Input:
+    """One operand.  Its array has the axes ``batch + tile``, batch axes slowest.
+
+    ``batch`` names the program's batch axes in the order in which they stand in memory; an operand
+    without batch axes is *shared* by all elements, and *constant* when its value is known.
+    """
+
+    batch: tuple[int, ...]
+    tile: tuple[int, ...]
+    dtype: np.dtype
+    constant: Constant | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        if self.constant is not None and (self.batch or self.constant.array.shape != self.tile):
+            raise ValueError(f"a constant is a shared tile {self.tile}, not {self.constant}")
+
+    @property
+    def shared(self) -> bool:
+        return not self.batch
+
+
+@dataclass(frozen=True)
+class Contract:
+    """A tile-level einsum of any number of values: multiply, and sum over the labels not in ``output``.
+
+    ``terms`` holds ``(value, labels)`` pairs, one letter a label.  A label of ``output`` that no
+    term carries broadcasts; ``sizes`` gives the extent of every label.
+    """
+
+    terms: tuple[tuple[int, str], ...]
+    output: str
+    sizes: tuple[tuple[str, int], ...]
+
+    @property
+    def operands(self) -> tuple[int, ...]:
+        return tuple(value for value, _ in self.terms)
+
+    @cached_property
+    def extents(self) -> dict[str, int]:
+        return dict(self.sizes)
+
+    @property
+    def tile(self) -> tuple[int, ...]:
+        return tuple(self.extents[label] for label in self.output)
+
+    def __repr__(self) -> str:
+        operands = " * ".join(f"%{value}[{labels}]" for value, labels in self.terms)
+        return f"contract {operands} -> [{self.output}]"
+
+
+@dataclass(frozen=True)
+class Map:
+    """A pointwise function of values with equal tiles; ``function`` is a key of ``FUNCTIONS``."""
+
+    function: str
+    operands: tuple[int, ...]
+    tile: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        return f"{self.function} " + ", ".join(f"%{value}" for value in self.operands)
+
+
+Operation = Contract | Map
+
+# The pointwise functions a Map may name: how plain JAX computes each, and its flops per value.
+FUNCTIONS: dict[str, tuple[Callable[..., Any], int]] = {
+    "add": (lambda a, b: a + b, 1),
+}
+
+
+@dataclass(frozen=True)
+class Output:
+    """A value the program returns, as an array with the axes ``batch + tile``.
+
+    Batch axes that the value depends on and ``batch`` does not name are summed over; one that
+    ``batch`` names and the value does not depend on broadcasts.
+    """
+
+    value: int
+    batch: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ElementProgram:
+    """Inputs, operations and outputs of one element, and the number of batch axes."""
+
+    batch_rank: int
+    inputs: tuple[Input, ...]
+    operations: tuple[Operation, ...]
+    outputs: tuple[Output, ...]
+    precision: str | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        carried = {axis for operand in self.inputs for axis in operand.batch}
+        if carried != set(range(self.batch_rank)):
+            raise ValueError(f"batch axes {sorted(carried)} are not 0..{self.batch_rank - 1}")
+        for number, operation in enumerate(self.operations, start=len(self.inputs)):
+            if any(value >= number for value in operation.operands):
+                raise ValueError(f"operation {number} uses a later value: {operation}")
+
+    @cached_property
+    def _hash(self) -> int:
+        fields = (self.batch_rank, self.inputs, self.operations, self.outputs, self.precision)
+        return hash(fields)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    # What every value is.
+
+    @cached_property
+    def tiles(self) -> tuple[tuple[int, ...], ...]:
+        """The tile shape of every value."""
+        return tuple(x.tile for x in self.inputs) + tuple(x.tile for x in self.operations)
+
+    @cached_property
+    def batch(self) -> tuple[frozenset[int], ...]:
+        """The batch axes every value depends on."""
+        axes = [frozenset(operand.batch) for operand in self.inputs]
+        for operation in self.operations:
+            axes.append(frozenset().union(*(axes[value] for value in operation.operands)))
+        return tuple(axes)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype of the arithmetic's operands and results."""
+        return self.inputs[0].dtype
+
+    @property
+    def arguments(self) -> tuple[Input, ...]:
+        """The inputs that arrive as arrays: all but the constants."""
+        return tuple(operand for operand in self.inputs if operand.constant is None)
+
+    # What it does to arrays.
+
+    def batch_extents(self, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        """The extent of every batch axis, from the shapes of the arguments."""
+        extents: dict[int, int] = {}
+        for operand, shape in zip(self.arguments, shapes, strict=True):
+            for axis, extent in zip(operand.batch, shape, strict=False):
+                if extents.setdefault(axis, extent) != extent:
+                    raise ValueError(f"batch axis {axis} is {extents[axis]} and {extent}")
+        return tuple(extents[axis] for axis in range(self.batch_rank))
+
+    def output_shapes(self, extents: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        return tuple(
+            tuple(extents[axis] for axis in out.batch) + self.tiles[out.value]
+            for out in self.outputs
+        )
+
+    def least_bytes(self, extents: Sequence[int]) -> int:
+        """The least memory traffic: every input read once, every output written once."""
+
+        def nbytes(batch: Iterable[int], tile: Iterable[int], dtype: np.dtype) -> int:
+            return math.prod(extents[axis] for axis in batch) * math.prod(tile) * dtype.itemsize
+
+        read = sum(nbytes(x.batch, x.tile, x.dtype) for x in self.arguments)
+        written = sum(nbytes(x.batch, self.tiles[x.value], self.dtype) for x in self.outputs)
+        return read + written
+
+    def __str__(self) -> str:
+        lines = []
+        for number, operand in enumerate(self.inputs):
+            kind = "constant" if operand.constant else "shared" if operand.shared else "batched"
+            lines.append(f"%{number} = {kind} {operand.dtype}{list(operand.tile)}")
+            if operand.batch:
+                lines[-1] += f" over batch axes {list(operand.batch)}"
+        for number, operation in enumerate(self.operations, start=len(self.inputs)):
+            lines.append(f"%{number} = {operation!r} {list(operation.tile)}")
+        for out in self.outputs:
+            lines.append(f"return %{out.value} over batch axes {list(out.batch)}")
+        return "\n".join(lines)
+
+
+class Builder:
+    """Builds a program value by value; equal operations become one value."""
+
+    def __init__(self, batch_rank: int, precision: str | None = None) -> None:
+        self.batch_rank = batch_rank
+        self.precision = precision
+        self._values: list[Input | Operation] = []
+        self._numbers: dict[Operation, int] = {}
+
+    def input(self, operand: Input) -> int:
+        self._values.append(operand)
+        return len(self._values) - 1
+
+    def contract(
+        self, terms: Iterable[tuple[int, str]], output: str, sizes: Mapping[str, int]
+    ) -> int:
+        terms = tuple(terms)
+        used = sorted(set(output).union(*(labels for _, labels in terms)))
+        return self._append(Contract(terms, output, tuple((x, sizes[x]) for x in used)))
+
+    def map(self, function: str, *operands: int) -> int:
+        return self._append(Map(function, operands, self._values[operands[0]].tile))
+
+    def sum(self, values: Sequence[int]) -> int:
+        total = values[0]
+        for value in values[1:]:
+            total = self.map("add", total, value)
+        return total
+
+    def copy(self, operation: Operation, numbers: Mapping[int, int]) -> int:
+        """Appends another program's operation, its operands renumbered."""
+        if isinstance(operation, Map):
+            return self.map(operation.function, *(numbers[x] for x in operation.operands))
+        terms = ((numbers[value], labels) for value, labels in operation.terms)
+        return self.contract(terms, operation.output, operation.extents)
+
+    def _append(self, operation: Operation) -> int:
+        if operation not in self._numbers:
+            self._values.append(operation)
+            self._numbers[operation] = len(self._values) - 1
+        return self._numbers[operation]
+
+    def build(self, outputs: Sequence[Output]) -> "Built":
+        """The program that computes ``outputs`` and nothing else."""
+        needed = {out.value for out in outputs}
+        for number in reversed(range(len(self._values))):
+            value = self._values[number]
+            if number in needed and not isinstance(value, Input):
+                needed.update(value.operands)
+        kept = [n for n in sorted(needed) if isinstance(self._values[n], Input)]
+        done = [n for n in sorted(needed) if not isinstance(self._values[n], Input)]
+        numbers = {old: new for new, old in enumerate([*kept, *done])}
+
+        inputs = [value for n in kept if isinstance(value := self._values[n], Input)]
+        carried = sorted({axis for operand in inputs for axis in operand.batch})
+        axes = {old: new for new, old in enumerate(carried)}
+        operations: list[Operation] = []
+        for old in done:
+            value = self._values[old]
+            if isinstance(value, Contract):
+                terms = tuple((numbers[v], labels) for v, labels in value.terms)
+                operations.append(replace(value, terms=terms))
+            elif isinstance(value, Map):
+                operands = tuple(numbers[v] for v in value.operands)
+                operations.append(replace(value, operands=operands))
+        program = ElementProgram(
+            len(carried),
+            tuple(replace(x, batch=tuple(axes[a] for a in x.batch)) for x in inputs),
+            tuple(operations),
+            tuple(
+                Output(numbers[out.value], tuple(axes[a] for a in out.batch if a in axes))
+                for out in outputs
+            ),
+            self.precision,
+        )
+        lost = tuple(tuple(n for n, a in enumerate(out.batch) if a not in axes) for out in outputs)
+        return Built(program, tuple(kept), lost)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A program without the inputs and operations that none of its outputs needs.
+
+    ``inputs`` are the numbers the remaining inputs had in the builder.  A batch axis that none of
+    them carries has gone from the program; ``lost`` gives, for every output, the positions in its
+    ``batch`` of the axes that went, over which the caller must broadcast.
+    """
+
+    program: ElementProgram
+    inputs: tuple[int, ...]
+    lost: tuple[tuple[int, ...], ...]
