@@ -1,3 +1,17 @@
 """Small tensor contractions over very many elements, one native kernel each."""
 
+import importlib.metadata
+import pkgutil
+
 from jaxmagma.einsum import einsum as einsum
+from jaxmagma.explain import Explanation as Explanation
+from jaxmagma.explain import explain as explain
+
+
+try:
+    __version__ = importlib.metadata.version("jaxmagma")
+except importlib.metadata.PackageNotFoundError:  # a source tree that is not installed
+    __version__ = "0+source"
+
+# A source tree has no compiled modules: there, those of the installed package are used.
+__path__ = pkgutil.extend_path(__path__, __name__)

@@ -10,9 +10,8 @@ and the result have changed places:
 
     A = sum over the labels a does not have of  C b ...
 
-A label that ``a`` shared with nothing becomes a broadcast label of ``A``.  What a factor does not
-depend on among the *batch* axes is summed by the program's outputs, not here: every value below is one
-element's.
+A label that ``a`` shared with nothing becomes a broadcast label of ``A``.  Sums over *batch* axes
+that a factor does not have are left to the program's outputs: every value below is one element's.
 """
 
 from collections.abc import Sequence
@@ -134,9 +133,7 @@ def batch(
     for number, position in zip(_argument_numbers(program), positions, strict=True):
         if position is not None:
             old = inputs[number].batch
-            inputs[number] = replace(
-                inputs[number], batch=(*old[:position], axis, *old[position:])
-            )
+            inputs[number] = replace(inputs[number], batch=(*old[:position], axis, *old[position:]))
     batched = replace(program, batch_rank=axis + 1, inputs=tuple(inputs))
     outputs, results = [], []
     for out in program.outputs:

@@ -1,13 +1,15 @@
 """``jm.einsum``: from a subscript string and arrays to a program and its arguments.
 
 The frontend brings the call into the form a program wants (no ellipsis, no repeated labels, no
-extent-1 broadcasting), decides which labels run over elements, contracts shared operands with each
-other once, and hands over.  What it cannot or should not turn into a program, ``jnp.einsum`` computes.
+extent-1 broadcasting), decides which labels run over elements, contracts shared operands with
+each other once, and hands over.  What should not become a program, ``jnp.einsum`` computes.
 """
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +35,7 @@ def einsum(
     subscripts: Any,
     /,
     *operands: Any,
-    out: None = None,
+    out: Any = None,
     optimize: Any = "auto",
     precision: Any = None,
     preferred_element_type: Any = None,
@@ -86,6 +88,8 @@ def einsum(
     )
     if isinstance(call, FusedCall):
         return call()
+    if (listener := _plain_calls.get()) is not None:
+        listener.append(call)
     return jnp.einsum(
         subscripts,
         *operands,
@@ -117,11 +121,25 @@ class PlainCall:
     reason: str
 
 
+_plain_calls: ContextVar[list[PlainCall] | None] = ContextVar("plain_calls", default=None)
+
+
+@contextlib.contextmanager
+def plain_calls() -> Iterator[list[PlainCall]]:
+    """Collects the calls in its body that are left to plain JAX."""
+    found: list[PlainCall] = []
+    token = _plain_calls.set(found)
+    try:
+        yield found
+    finally:
+        _plain_calls.reset(token)
+
+
 def capture(
     spec: Any,
     /,
     *operands: Any,
-    out: None = None,
+    out: Any = None,
     optimize: Any = "auto",
     precision: Any = None,
     preferred_element_type: Any = None,
@@ -130,10 +148,8 @@ def capture(
     """The program of an einsum, or the reason why it is not one; raises if the call is wrong."""
     terms, output, arrays = parse(spec, operands)
     del optimize
-    if out is not None:
-        return PlainCall("out= is given")
-    if out_sharding is not None:
-        return PlainCall("out_sharding= is given")
+    if out is not None or out_sharding is not None:
+        return PlainCall("out= or out_sharding= is given")
     dtype = np.dtype(jnp.result_type(*arrays))
     if not jnp.issubdtype(dtype, jnp.inexact):
         return PlainCall(f"{dtype} is not a floating-point dtype")

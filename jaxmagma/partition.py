@@ -53,8 +53,10 @@ def sharding_rule(program: ElementProgram) -> tuple[str, dict[str, tuple[str, ..
 
     operands = [dimensions(x.batch, x.tile) for x in program.arguments]
     results = [dimensions(out.batch, program.tiles[out.value]) for out in program.outputs]
-    kept = set.intersection(*({f"b{axis}" for axis in out.batch} for out in program.outputs))
-    summed = [f"b{axis}" for axis in range(program.batch_rank) if f"b{axis}" not in kept]
+    # A factor that some outputs keep and others sum over is none of Shardy's reductions; the sum
+    # over devices is ours either way.
+    kept = {axis for out in program.outputs for axis in out.batch}
+    summed = [f"b{axis}" for axis in range(program.batch_rank) if axis not in kept]
     factors: dict[str, tuple[str, ...]] = {}
     if summed:
         factors["reduction_factors"] = tuple(summed)
@@ -109,11 +111,16 @@ def _cut_axes(program: ElementProgram, shardings: Sequence[Any]) -> dict[int, An
         if not isinstance(sharding, NamedSharding):
             continue
         for axis, names in zip(operand.batch, sharding.spec, strict=False):
-            group = names if isinstance(names, tuple) else (names,) if names else ()
+            group = _group(names)
             if group and axis not in cut and not used & set(group):
                 cut[axis] = names
                 used |= set(group)
     return cut
+
+
+def _group(names: Any) -> tuple[str, ...]:
+    """The mesh axes of one entry of a PartitionSpec."""
+    return names if isinstance(names, tuple) else (names,) if names else ()
 
 
 def _replicated(sharding: Any) -> Any:
@@ -131,22 +138,37 @@ def _run(
     results = []
     for out, result in zip(program.outputs, kernel(program, *shards), strict=True):
         summed = program.batch[out.value] - set(out.batch)
-        names = [cut[axis] for axis in sorted(summed) if axis in cut]
-        flat = tuple(n for group in names for n in (group if isinstance(group, tuple) else (group,)))
-        results.append(_sum_p.bind(result, names=flat) if flat else result)
+        names = tuple(name for axis in sorted(summed) for name in _group(cut.get(axis)))
+        results.append(_sum_p.bind(result, names=names) if names else result)
     return tuple(results)
 
 
-# A psum whose lowering sees no ambient mesh: with an explicit one, JAX puts a sharding constraint
-# into the reduction itself, which XLA does not implement.
 _sum_p = Primitive("jaxmagma_sum_over_devices")
 _sum_p.def_abstract_eval(lambda x, *, names: jax.core.ShapedArray(x.shape, x.dtype))
 
 
+def lower_on_one_device(function: Callable[..., Any], multiple_results: bool) -> Callable[..., Any]:
+    """A lowering rule for code that runs on one device's shard.
+
+    It must not see the ambient mesh: with an explicit one, JAX puts sharding constraints into the
+    shard's code, even into the reducer of a sum over devices, and XLA implements neither.
+    """
+    rule = mlir.lower_fun(function, multiple_results=multiple_results)
+
+    def lowering(ctx: mlir.LoweringRuleContext, *operands: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+            return rule(ctx.replace(avals_in=[_local(x) for x in ctx.avals_in]), *operands)
+
+    return lowering
+
+
+def _local(aval: Any) -> Any:
+    return jax.core.ShapedArray(aval.shape, aval.dtype)
+
+
 def _lower_sum(ctx: mlir.LoweringRuleContext, x: Any, *, names: tuple[str, ...]) -> Any:
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-        rule = mlir.lower_fun(lambda y: jax.lax.psum(y, names), multiple_results=False)
-        return rule(ctx, x)
+    sum_over_devices = functools.partial(jax.lax.psum, axis_name=names)
+    return lower_on_one_device(sum_over_devices, multiple_results=False)(ctx, x)
 
 
 mlir.register_lowering(_sum_p, _lower_sum)

@@ -1,18 +1,19 @@
 """From a program to a plan: contraction order, pairwise steps, tile layouts.
 
 Every n-ary ``Contract`` becomes a sequence of pairwise ``Product`` steps in the order that
-``opt_einsum``'s dynamic programming finds under our cost model; equal steps are done once.  A plan is
-still independent of the backend: each lowering turns it into buffers, loops and launches.
+``opt_einsum``'s dynamic programming finds under our cost model; equal steps are done once.  A
+plan is still independent of the backend: each lowering turns it into buffers, loops and launches.
 
-**Cost model.**  A step costs its multiply-adds *per element*.  Work on shared operands alone is done
-once for all elements, so it is as good as free, but it is not free of consequences: multiplying two
-bases makes a larger one.  Both follow from giving the batch a symbolic label with a large extent.
+**Cost model.**  A step costs its multiply-adds *per element*.  Work on shared operands alone is
+done once for all elements, so it is as good as free, but it is not free of consequences:
+multiplying two bases makes a larger one.  Both follow from giving the batch a symbolic label with
+a large extent.
 
 **Order of a sum factorisation.**  The mode products of a tensor-product operator,
-``B_x B_y B_z u``, commute and usually cost the same in any order.  On the way in, the slowest axis of
-the tile goes first and the one after it last, and on the way out the other way round: the first
-contraction then reads memory along its fastest axes, the last one writes along them, and the two in
-the middle work on the same fibres, which never leave the registers of a fused kernel.
+``B_x B_y B_z u``, commute and usually cost the same in any order.  On the way in, the slowest axis
+of the tile goes first and the one after it last, and on the way out the other way round: the first
+contraction then reads memory along its fastest axes, the last one writes along them, and the two
+in the middle work on the same fibres, which never leave the registers of a fused kernel.
 """
 
 import functools
@@ -34,7 +35,7 @@ _MANY_ELEMENTS = 1 << 20
 
 @dataclass(frozen=True)
 class Tile:
-    """One value of a plan: its shape (row-major), and whether it differs from element to element."""
+    """One value of a plan: its row-major shape, and whether it differs between elements."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -264,7 +265,7 @@ def _modes_in_order(
             if found is not None and not set(terms[found[0]]) & set(labels[start]):
                 found = None
         if len(run) > 1:
-            made = labels[count + links[-1]] if count + links[-1] < count + len(pairs) - 1 else output
+            made = output if links[-1] == len(pairs) - 1 else labels[count + links[-1]]
             best = _best_run([terms[m] for m in run], labels[start], made, extents, start < count)
             tile = start
             for link, choice in zip(links, best, strict=True):
@@ -421,7 +422,7 @@ def _canonical_rearrange(
 
 
 def _replace_in_place(left: str, right: str, kept: Sequence[str]) -> str:
-    """Labels of a product: the right operand's, each contracted one replaced by one of the left's."""
+    """Labels of a product: the right operand's, the left's in place of the contracted ones."""
     new = [x for x in left if x in kept and x not in right]
     labels = []
     for label in right:

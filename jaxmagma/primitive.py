@@ -1,9 +1,9 @@
 """The one JAX primitive: applies a program to arrays.
 
-Two layers.  ``program_p`` carries the calculus: JVP, transpose and batching each make another program
-(see :mod:`jaxmagma.calculus`).  Its lowering asks the platform's backend for a kernel and, where it
-declines, is the program in plain JAX.  ``kernel_p`` stands for that kernel on one device, below the
-partitioning; nothing differentiates or batches it.
+Two layers.  ``program_p`` carries the calculus: JVP, transpose and batching each make another
+program (see :mod:`jaxmagma.calculus`).  Its lowering asks the platform's backend for a kernel and,
+where it declines, is the program in plain JAX.  ``kernel_p`` stands for that kernel on one device,
+below the partitioning; nothing differentiates or batches it.
 """
 
 import functools
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
-from jaxmagma import calculus, native, partition, reference
+from jaxmagma import calculus, partition, reference
 from jaxmagma.lowering import lower
 from jaxmagma.lowering.kernel import Declined
 from jaxmagma.program import ElementProgram
@@ -127,7 +127,8 @@ def _batch(
     arguments: Sequence[Any], dims: Sequence[int | None], *, program: ElementProgram
 ) -> tuple[list[Any], list[int | None]]:
     # A mapped axis among an operand's batch axes stays where it is; one inside the tile moves out.
-    moved, positions = [], []
+    moved: list[Any] = []
+    positions: list[int | None] = []
     for x, dim, operand in zip(arguments, dims, program.arguments, strict=True):
         if dim is None:
             positions.append(None)
@@ -152,6 +153,10 @@ def _plain(ctx: mlir.LoweringRuleContext, *operands: Any, program: ElementProgra
     return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
 
 
+def _shapes(avals: Sequence[Any]) -> list[tuple[int, ...]]:
+    return [x.shape for x in avals]
+
+
 def _kernel(program: ElementProgram, *arguments: jax.Array) -> list[jax.Array]:
     return kernel_p.bind(*arguments, program=program)
 
@@ -161,7 +166,7 @@ _partitioned_kernel = partition.partitioned(_kernel)
 
 def _lower_program(platform: str) -> Callable[..., Any]:
     def rule(ctx: mlir.LoweringRuleContext, *operands: Any, program: ElementProgram) -> Any:
-        extents = program.batch_extents([x.shape for x in ctx.avals_in])
+        extents = program.batch_extents(_shapes(ctx.avals_in))
         if isinstance(lower(program, extents, platform), Declined):
             return _plain(ctx, *operands, program=program)
         if partition.needs_partitioning(ctx):
@@ -175,11 +180,12 @@ def _lower_program(platform: str) -> Callable[..., Any]:
 @functools.cache
 def _lower_kernel(platform: str) -> Callable[..., Any]:
     def rule(ctx: mlir.LoweringRuleContext, *operands: Any, program: ElementProgram) -> Any:
-        extents = program.batch_extents([x.shape for x in ctx.avals_in])
+        extents = program.batch_extents(_shapes(ctx.avals_in))
         kernel = lower(program, extents, platform)
         if isinstance(kernel, Declined):
-            return _plain(ctx, *operands, program=program)
-        native.load(platform)
+            # The whole batch gained from a kernel, but this device's share is too small for one.
+            function = functools.partial(reference.evaluate, program)
+            return partition.lower_on_one_device(function, multiple_results=True)(ctx, *operands)
         scratch = [jax.core.ShapedArray(shape, dtype) for shape, dtype in kernel.workspace]
         call = jax.ffi.ffi_lowering(kernel.target)
         with_scratch = ctx.replace(avals_out=[*ctx.avals_out, *scratch])

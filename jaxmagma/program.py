@@ -19,7 +19,7 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class Constant:
-    """An immutable array, compared and hashed by its contents, so that programs can be cache keys."""
+    """An immutable array, compared and hashed by its contents: programs are cache keys."""
 
     array: np.ndarray
 
@@ -71,7 +71,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Contract:
-    """A tile-level einsum of any number of values: multiply, and sum over the labels not in ``output``.
+    """A tile-level einsum of any number of values: a product, summed over what ``output`` omits.
 
     ``terms`` holds ``(value, labels)`` pairs, one letter a label.  A label of ``output`` that no
     term carries broadcasts; ``sizes`` gives the extent of every label.

@@ -89,8 +89,8 @@ def _check_characters(term: str, text: str) -> None:
     if "." in plain:
         raise ValueError(f"einsum: {text!r} has a '.' that is not part of an ellipsis '...'")
     for label in plain:
-        if not label.isalpha():
-            raise ValueError(f"einsum: {label!r} in {text!r} is not a label; labels are letters")
+        if label in "->":
+            raise ValueError(f"einsum: {text!r} has a {label!r} that is not part of one arrow '->'")
 
 
 def _without_ellipsis(

@@ -1,6 +1,7 @@
 """From a program to a native kernel: plans it and asks the platform's backend."""
 
 import functools
+import importlib
 
 from jaxmagma import native
 from jaxmagma.lowering.kernel import Declined, Kernel
@@ -18,8 +19,6 @@ def lower(program: ElementProgram, extents: tuple[int, ...], platform: str) -> K
     module = native.load(platform)
     if isinstance(module, str):
         return Declined(module)
-    if platform == "cpu":
-        from jaxmagma.lowering import cpu as backend
-    else:
-        from jaxmagma.lowering import cuda as backend
-    return backend.lower(plan(program), extents)
+    backend = importlib.import_module(f"jaxmagma.lowering.{platform}")
+    kernel: Kernel | Declined = backend.lower(plan(program), extents)
+    return kernel

@@ -8,7 +8,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Kernel:
-    """One custom call: its target, its attributes, and the scratch arrays it wants as extra results.
+    """One custom call: its target, its attributes, and the scratch arrays it wants as results.
 
     The call's operands are the program's arguments, its results the program's outputs followed by
     one array for each ``workspace`` entry.

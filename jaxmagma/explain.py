@@ -1,0 +1,205 @@
+"""``jm.explain``: what would run, and why."""
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmagma import roofline
+from jaxmagma.einsum import einsum, plain_calls
+from jaxmagma.lowering import lower
+from jaxmagma.lowering.kernel import Declined
+from jaxmagma.plan import Plan, Product, Rearrange, plan
+from jaxmagma.primitive import program_p
+from jaxmagma.program import ElementProgram
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What would run for one contraction.
+
+    Attributes:
+      platform: the device's platform.
+      reason: why plain JAX computes it; None if one native kernel does.
+      kernel: the kernel in words; empty if there is none.
+      elements: how often the program is repeated.
+      order: the steps, in the order in which they are done.
+      tiles: the shape of every tile: operands first, then the result of every step.
+      flops: floating-point operations, all elements together.
+      least_bytes: memory traffic if every operand is read and every result written once.
+      roofline_seconds: the least time for those on this device, by ceilings measured on it.
+      source: the source text of the kernel, where a kernel is compiled for this program.
+      program: the program, None if there is none.
+    """
+
+    platform: str
+    reason: str | None
+    kernel: str = ""
+    elements: int = 0
+    order: tuple[str, ...] = ()
+    tiles: tuple[tuple[int, ...], ...] = ()
+    flops: int = 0
+    least_bytes: int = 0
+    roofline_seconds: float = 0.0
+    source: str = field(default="", repr=False)
+    program: ElementProgram | None = field(default=None, repr=False)
+
+    @property
+    def fused(self) -> bool:
+        """Whether one native kernel computes it."""
+        return self.reason is None
+
+    def __str__(self) -> str:
+        if self.program is None:
+            return f"plain JAX on {self.platform}: {self.reason}"
+        runs = f"one kernel: {self.kernel}" if self.fused else f"plain JAX: {self.reason}"
+        lines = [f"on {self.platform}, {runs}", f"  {self.elements:,} elements; each one"]
+        lines += [f"    {step}" for step in self.order]
+        per_element = self.flops // max(self.elements, 1)
+        lines += [
+            f"  {self.flops:.4g} flops ({per_element:,} per element), "
+            f"{self.least_bytes:.4g} bytes at least",
+            f"  {self.roofline_seconds * 1e3:.4g} ms at this device's roofline",
+        ]
+        return "\n".join(lines)
+
+
+@overload
+def explain(
+    target: str, /, *args: Any, source: bool = ..., quiet: bool = ..., **options: Any
+) -> Explanation: ...
+@overload
+def explain(
+    target: Callable[..., Any], /, *args: Any, source: bool = ..., quiet: bool = ..., **options: Any
+) -> tuple[Explanation, ...]: ...
+def explain(
+    target: Any, /, *args: Any, source: bool = False, quiet: bool = False, **options: Any
+) -> Explanation | tuple[Explanation, ...]:
+    """Prints what ``jm.einsum`` would run, and why; runs nothing of it.
+
+    Args:
+      target: einsum subscripts, or a function that calls ``jm.einsum`` (or its gradient, ...).
+      *args: the operands, or the function's arguments; ``jax.ShapeDtypeStruct`` stands for an
+        array.  Numpy operands of a subscript are constants of the kernel, as they are when a jitted
+        function closes over them.
+      source: also print the source of a kernel that is compiled for this program.
+      quiet: print nothing.
+      **options: keyword arguments of the einsum or the function.
+
+    Returns:
+      For subscripts the :class:`Explanation`; for a function one for every contraction in it.
+
+    Raises:
+      What the call itself raises while it is traced.
+
+    >>> import jax, jaxmagma as jm, numpy as np
+    >>> B = np.random.rand(4, 3)
+    >>> u = jax.ShapeDtypeStruct((1000, 3, 3), "float32")
+    >>> e = jm.explain("xa,yb,eab->exy", B.astype("float32"), B.astype("float32"), u, quiet=True)
+    >>> e.elements, e.tiles[-1], e.flops
+    (1000, (4, 4), 168000)
+    """
+    device = jnp.zeros(()).device
+    if isinstance(target, str) or not callable(target):
+        numpy_operands = {n: x for n, x in enumerate(args) if not _traced(x)}
+        traced = [x for n, x in enumerate(args) if n not in numpy_operands]
+
+        def function(*values: Any) -> Any:
+            remaining = iter(values)
+            operands = [
+                numpy_operands[n] if n in numpy_operands else next(remaining)
+                for n in range(len(args))
+            ]
+            return einsum(target, *operands, **options)
+
+        found = _explain_function(function, traced, device)
+        result: Any = found[0]
+    else:
+        found = _explain_function(functools.partial(target, **options), args, device)
+        result = found
+    if not quiet:
+        print("\n\n".join(str(x) + (f"\n\n{x.source}" if source else "") for x in found))
+    return result
+
+
+def _traced(x: Any) -> bool:
+    return isinstance(x, (jax.Array, jax.ShapeDtypeStruct))
+
+
+def _explain_function(
+    function: Callable[..., Any], args: Any, device: jax.Device
+) -> tuple[Explanation, ...]:
+    with plain_calls() as plain:
+        jaxpr = jax.make_jaxpr(function)(*args)
+    found = [
+        _explain_program(eqn.params["program"], [x.aval.shape for x in eqn.invars], device)
+        for eqn in _programs(jaxpr.jaxpr)
+    ]
+    found += [Explanation(device.platform, call.reason) for call in plain]
+    return tuple(found)
+
+
+def _programs(jaxpr: Any) -> Iterator[Any]:
+    """Every application of a program, in nested jaxprs too."""
+    for equation in jaxpr.eqns:
+        if equation.primitive is program_p:
+            yield equation
+        for value in equation.params.values():
+            for inner in value if isinstance(value, (tuple, list)) else (value,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from _programs(inner)
+
+
+def _explain_program(program: ElementProgram, shapes: Any, device: jax.Device) -> Explanation:
+    extents = program.batch_extents(shapes)
+    planned = plan(program)
+    platform = "cuda" if device.platform == "gpu" else device.platform
+    native = platform in ("cpu", "cuda")
+    kernel = lower(program, extents, platform) if native else Declined(f"no backend for {platform}")
+    elements = math.prod(extents)
+    flops, least_bytes = elements * planned.flops, program.least_bytes(extents)
+    return Explanation(
+        platform,
+        kernel.reason if isinstance(kernel, Declined) else None,
+        "" if isinstance(kernel, Declined) else kernel.description,
+        elements,
+        tuple(_sentences(planned)),
+        tuple(tile.shape for tile in planned.tiles),
+        flops,
+        least_bytes,
+        roofline.measure(device, np.dtype(program.dtype)).seconds(least_bytes, flops),
+        "" if isinstance(kernel, Declined) else kernel.source,
+        program,
+    )
+
+
+def _sentences(planned: Plan) -> Iterator[str]:
+    """The plan in lines such as ``t3[5,4,4] = B0[5,4] t2[4,4,4], contracting 4``."""
+
+    def name(number: int) -> str:
+        if number >= len(planned.program.inputs):
+            letter = "t"
+        else:
+            operand = planned.program.inputs[number]
+            kind = "constant" if operand.constant else "shared" if operand.shared else "operand"
+            letter = kind + " "
+        return f"{letter}{number}{list(planned.tiles[number].shape)}"
+
+    for number, step in planned.numbered_steps():
+        operands = ", ".join(name(x) for x in step.operands)
+        if isinstance(step, Product):
+            summed = math.prod(step.extents[x] for x in step.contracted)
+            verb = f"contract over {summed}" if step.contracted else "multiply"
+        elif isinstance(step, Rearrange):
+            verb = "sum" if step.flops else "rearrange"
+        else:
+            verb = step.function
+        yield f"{name(number)} = {verb}: {operands}"
+    for number in planned.results:
+        yield f"store {name(number)}"
