@@ -1,0 +1,1 @@
+"""Measured comparisons with ``jnp.einsum``: ``python -m benchmarks --help``."""

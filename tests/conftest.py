@@ -1,0 +1,96 @@
+"""Settings shared by all tests.
+
+* The tests run on the *installed* package. Python may have put the checkout on ``sys.path``
+  (``python -m pytest`` does), where the source tree would hide it; so the installed packages are
+  imported first and the checkout is added afterwards, for ``tests`` and ``benchmarks``.
+* The CPU is eight devices, for the sharding tests. They share one pool of threads, and neither
+  compile nor run times change measurably.
+* float64 is on, and both promotions are strict, so that jaxmagma never relies on implicit
+  promotion itself. A test *of* promotion asks for the fixture ``standard_promotion``.
+"""
+
+import atexit
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import pytest
+from hypothesis import settings
+
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def _import_installed() -> None:
+    sys.path[:] = [p for p in sys.path if Path(p or os.curdir).resolve() != ROOT]
+    if importlib.util.find_spec("jaxmagma") is None:
+        raise pytest.UsageError('jaxmagma is not installed: run  pip install ".[test]"')
+    import fem_demo  # noqa: F401
+    import jaxmagma  # noqa: F401
+
+    sys.path.insert(0, str(ROOT))
+
+
+if "JAXMAGMA_CACHE_DIR" not in os.environ:
+    # Kernels compiled by the tests stay out of the user's cache.
+    os.environ["JAXMAGMA_CACHE_DIR"] = tempfile.mkdtemp(prefix="jaxmagma-tests-")
+    atexit.register(shutil.rmtree, os.environ["JAXMAGMA_CACHE_DIR"], ignore_errors=True)
+
+_import_installed()
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# Compiling makes the first example slow; the same examples every time make a failure repeatable.
+settings.register_profile("jaxmagma", deadline=None, derandomize=True)
+settings.load_profile("jaxmagma")
+
+
+def _has_gpu() -> bool:
+    try:
+        return bool(jax.devices("gpu"))
+    except RuntimeError:
+        return False
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not _has_gpu():
+        if os.environ.get("JAXMAGMA_REQUIRE_GPU") == "1":
+            pytest.fail("JAXMAGMA_REQUIRE_GPU=1, but JAX finds no GPU")
+        pytest.skip("JAX finds no GPU")
+
+
+@pytest.fixture
+def getkey(request: pytest.FixtureRequest) -> Callable[[], jax.Array]:
+    """A function that returns a fresh random key at each call, the same ones in every run."""
+    key = jax.random.key(zlib.crc32(request.node.nodeid.encode()))
+    count = 0
+
+    def next_key() -> jax.Array:
+        nonlocal count
+        count += 1
+        return jax.random.fold_in(key, count)
+
+    return next_key
+
+
+@pytest.fixture
+def standard_promotion() -> Iterator[None]:
+    """JAX's default promotion of dtypes and ranks, as a user has it."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _clear_caches() -> Iterator[None]:
+    """Compiled programs are rarely shared between files; thousands of them fill the memory."""
+    yield
+    jax.clear_caches()
