@@ -260,9 +260,11 @@ def _shared_contracted(
     while len(factors) > 1:
         terms = [labels for _, labels in factors]
         shared = [not set(labels) & set(elements) for labels in terms]
-        tiles = [_tile(labels, elements) for labels in terms]
         order = contraction_order(
-            tiles, _tile(output, elements), dict(extents), [not x for x in shared]
+            tuple(_tile(labels, elements) for labels in terms),
+            _tile(output, elements),
+            tuple(extents.items()),
+            tuple(not x for x in shared),
         )
         count = len(factors)
         pair = next(

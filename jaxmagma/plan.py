@@ -195,14 +195,19 @@ def plan(program: ElementProgram) -> Plan:
     return _Planner(program).plan()
 
 
+@functools.lru_cache(maxsize=1024)
 def contraction_order(
-    terms: Sequence[str], output: str, extents: dict[str, int], batched: Sequence[bool]
+    terms: tuple[str, ...],
+    output: str,
+    sizes: tuple[tuple[str, int], ...],
+    batched: tuple[bool, ...],
 ) -> tuple[tuple[int, int], ...]:
     """The pairwise order of an n-ary contraction under the cost model.
 
-    ``batched`` says which terms differ from element to element.  Pair ``p`` makes number
-    ``len(terms) + p``.
+    ``sizes`` are the extents of the labels and ``batched`` says which terms differ from element to
+    element.  Pair ``p`` makes number ``len(terms) + p``.
     """
+    extents = dict(sizes)
     batch = opt_einsum.get_symbol(max((ord(x) for x in "".join(terms) + output), default=0) + 1)
     inputs = [
         frozenset(labels + batch if many else labels)
@@ -212,12 +217,15 @@ def contraction_order(
     optimizer = opt_einsum.DynamicProgramming(minimize="flops")
     path = optimizer(inputs, result, {**extents, batch: _MANY_ELEMENTS})
     alive = list(range(len(terms)))
-    pairs = []
-    for number, positions in enumerate(path, start=len(terms)):
-        # A path may end in one contraction of more than two terms, or repeat a single one.
-        chosen = [alive[position] for position in positions]
-        alive = [n for n in alive if n not in chosen] + [number]
-        pairs.append((chosen[0], chosen[1]))
+    pairs: list[tuple[int, int]] = []
+    for positions in path:
+        # A step of a path may also be one term alone, or more than two.
+        made, *others = [alive[position] for position in positions]
+        alive = [n for n in alive if n not in (made, *others)]
+        for other in others:
+            pairs.append((made, other))
+            made = len(terms) + len(pairs) - 1
+        alive.append(made)
     return _modes_in_order(terms, output, extents, batched, pairs)
 
 
@@ -330,16 +338,17 @@ class _Planner:
         extents = operation.extents
         terms = [(values[value], labels) for value, labels in operation.terms]
         terms = [self._own_labels_summed(n, terms, operation.output) for n in range(len(terms))]
-        batched = [self.tiles[value].batched for value, _ in terms]
-        order = contraction_order([x for _, x in terms], operation.output, extents, batched)
+        batched = tuple(self.tiles[value].batched for value, _ in terms)
+        labels = tuple(x for _, x in terms)
+        order = contraction_order(labels, operation.output, operation.sizes, batched)
         alive = dict(enumerate(terms))
         for number, (left, right) in enumerate(order, start=len(terms)):
             pair = alive.pop(left), alive.pop(right)
             rest = list(alive.values())
             alive[number] = self._product(*pair, rest, operation.output, extents)
-        ((value, labels),) = alive.values()
-        if labels != operation.output:
-            return self.add(_canonical_rearrange(value, labels, operation.output, extents))
+        ((value, made),) = alive.values()
+        if made != operation.output:
+            return self.add(_canonical_rearrange(value, made, operation.output, extents))
         return value
 
     def _own_labels_summed(
