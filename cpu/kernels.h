@@ -1,0 +1,85 @@
+// What the executor asks of one instruction set: run a schedule on one block of elements.
+//
+// kernels.cc implements this once per instruction set. It must not share inline functions with the
+// rest of the program (the linker would keep one copy, perhaps one with instructions the machine
+// lacks), so everything in this file is plain data.
+#pragma once
+
+#include <cstdint>
+
+namespace jaxmagma {
+
+// One instruction of a plan, made ready for a block of `EB` elements. All offsets count reals. A
+// *column* is one vector of one value: EB / lanes columns make up a value.
+struct Step {
+  enum Kind : int32_t {
+    kLoad,      // out = input
+    kMultiply,  // out *= input
+    kStore,     // output = left, a row for each element
+    kSpread,    // out = a shared tile
+    kMatrix,    // out[row, column] = sum_k shared[row, k] * right[k, column]
+    kScale,     // out[pair] = shared[pair] * right[pair]
+    kGemm,      // out[pair, row, column] = sum_k left[pair, row, k] * right[pair, k, column]
+    kTimes,     // out[pair] = left[pair] * right[pair]
+    kSum,       // out[column] = sum_k left[column, k]
+    kAdd,       // out = left + right
+  } kind;
+  int32_t array;      // number of an input or output
+  int32_t accumulate;
+  int64_t count;      // kLoad, kMultiply, kStore: reals of a row. kSpread: values. kAdd: vectors
+  int64_t out;
+  int64_t left;       // of a shared operand, in the panels
+  int64_t right;
+
+  int32_t rows, columns, inner, pairs;
+  // kMatrix: rows are worked on in `blocks` of `block_rows`, the last `blocks - full_blocks` of
+  // which have one row less; a block's panel is [inner][row].
+  int32_t blocks, full_blocks, block_rows;
+  int32_t chunk;  // columns that go through all blocks of rows before the next ones do
+  // Tables of offsets, null where all are zero.
+  const int32_t* left_row;
+  const int32_t* left_inner;
+  const int32_t* left_pair;
+  const int32_t* right_column;
+  const int32_t* right_inner;
+  const int32_t* right_pair;
+  const int32_t* out_row;
+  const int32_t* out_column;
+  const int32_t* out_pair;
+};
+
+// One block of elements. `inputs[i]` and `outputs[o]` are EB row pointers each, one per element; a
+// null `outputs[o]` means that lanes are added to `sums[o]`, [real][EB], instead.
+struct Block {
+  void* scratch;
+  const void* shared;  // the memory all elements share
+  const void* panels;  // shared left operands, packed
+  const void* const* const* inputs;
+  void* const* const* outputs;
+  void* const* sums;
+};
+
+using RunBlock = void (*)(const Step* steps, int64_t count, int64_t block_elements,
+                          const Block& block);
+
+struct Kernels {
+  const char* name;
+  int64_t lanes[2];     // of float, double
+  int64_t block_rows;   // most rows of a kMatrix block, of a real and of a complex product
+  int64_t block_rows_complex;
+  RunBlock run[4];      // by DType
+};
+
+#define JAXMAGMA_DECLARE_KERNELS(isa) \
+  namespace isa {                     \
+  extern const Kernels kKernels;      \
+  }
+JAXMAGMA_DECLARE_KERNELS(baseline)
+JAXMAGMA_DECLARE_KERNELS(avx2)
+JAXMAGMA_DECLARE_KERNELS(avx512)
+#undef JAXMAGMA_DECLARE_KERNELS
+
+// The best set this machine has, or the one JAXMAGMA_CPU_ISA names.
+const Kernels& BestKernels();
+
+}  // namespace jaxmagma

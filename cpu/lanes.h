@@ -1,0 +1,150 @@
+// Vectors of elements side by side, and the transposition between them and memory.
+//
+// In memory a tile is one row per element; in scratch it is one row of lanes per value. Included by
+// kernels.cc only, once per instruction set: everything is in the namespace JAXMAGMA_ISA.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#define JAXMAGMA_INLINE inline __attribute__((always_inline))
+
+namespace jaxmagma::JAXMAGMA_ISA {
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+constexpr int kRegisters = 32;
+#elif defined(__AVX__)
+constexpr int kVectorBytes = 32;
+constexpr int kRegisters = 16;
+#else
+constexpr int kVectorBytes = 16;
+constexpr int kRegisters = sizeof(void*) == 8 ? 16 : 8;
+#endif
+
+// `N` values of T in a register, and the same at an address that need not be aligned.
+template <typename T, int N>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(N * sizeof(T))));
+  typedef T unaligned __attribute__((vector_size(N * sizeof(T)), aligned(alignof(T)), may_alias));
+};
+template <typename T, int N>
+using Vector = typename VectorOf<T, N>::type;
+
+template <typename T>
+constexpr int kLanes = kVectorBytes / sizeof(T);
+template <typename T>
+using Lanes = Vector<T, kLanes<T>>;
+
+template <int N, typename T>
+JAXMAGMA_INLINE Vector<T, N> LoadN(const T* p) {
+  return *reinterpret_cast<const typename VectorOf<T, N>::unaligned*>(p);
+}
+template <int N, typename T>
+JAXMAGMA_INLINE void StoreN(T* p, Vector<T, N> x) {
+  *reinterpret_cast<typename VectorOf<T, N>::unaligned*>(p) = x;
+}
+// Scratch is aligned to whole vectors.
+template <typename T>
+JAXMAGMA_INLINE Lanes<T> Load(const T* p) {
+  return *reinterpret_cast<const Lanes<T>*>(p);
+}
+template <typename T>
+JAXMAGMA_INLINE void Store(T* p, Lanes<T> x) {
+  *reinterpret_cast<Lanes<T>*>(p) = x;
+}
+template <typename T>
+JAXMAGMA_INLINE Lanes<T> Splat(T x) {
+  return Lanes<T>{} + x;
+}
+
+// ---- Transposition -------------------------------------------------------------------------
+
+template <typename T, int N, int... I>
+JAXMAGMA_INLINE Vector<T, 2 * N> ConcatAt(Vector<T, N> a, Vector<T, N> b,
+                                          std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b, I...);
+}
+
+// The pieces of `C` columns of the rows j, j + C, j + 2C, ... (N / C of them), end to end.
+template <typename T, int C, int N>
+JAXMAGMA_INLINE Vector<T, N> Gather(const T* const* rows, ptrdiff_t column) {
+  if constexpr (N == C) {
+    return LoadN<N>(rows[0] + column);
+  } else if constexpr (N == 2 && C == 1) {
+    return Vector<T, 2>{rows[0][column], rows[1][column]};
+  } else {
+    return ConcatAt<T, N / 2>(Gather<T, C, N / 2>(rows, column),
+                              Gather<T, C, N / 2>(rows + N / 2 / C, column),
+                              std::make_integer_sequence<int, N>());
+  }
+}
+
+template <typename T, int N, int C, int Part, int... I>
+JAXMAGMA_INLINE Vector<T, C> PieceAt(Vector<T, N> x, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(x, x, (Part * C + I)...);
+}
+
+template <typename T, int C, int N, int Part = 0>
+JAXMAGMA_INLINE void Scatter(T* const* rows, ptrdiff_t column, Vector<T, N> x) {
+  if constexpr (Part < N / C) {
+    if constexpr (C == 1) {
+      rows[Part][column] = x[Part];
+    } else {
+      StoreN<C>(rows[Part] + column,
+                PieceAt<T, N, C, Part>(x, std::make_integer_sequence<int, C>()));
+    }
+    Scatter<T, C, N, Part + 1>(rows, column, x);
+  }
+}
+
+// One stage of the butterfly that transposes C x C blocks: lanes whose index has the bit H set
+// change places with those of the partner vector that do not.
+template <typename T, int N, int H, int... I>
+JAXMAGMA_INLINE void ExchangeAt(Vector<T, N>& a, Vector<T, N>& b, std::integer_sequence<int, I...>) {
+  Vector<T, N> low = __builtin_shufflevector(a, b, (I & H ? N + I - H : I)...);
+  Vector<T, N> high = __builtin_shufflevector(a, b, (I & H ? N + I : I + H)...);
+  a = low;
+  b = high;
+}
+
+// Transposes C vectors whose lanes are N / C blocks of C.
+template <typename T, int C, int N, int H = C / 2>
+JAXMAGMA_INLINE void Transpose(Vector<T, N>* x) {
+  if constexpr (H > 0) {
+#pragma GCC unroll 16
+    for (int i = 0; i < C; ++i) {
+      if (!(i & H)) ExchangeAt<T, N, H>(x[i], x[i + H], std::make_integer_sequence<int, N>());
+    }
+    Transpose<T, C, N, H / 2>(x);
+  }
+}
+
+// C columns of as many rows as there are lanes: x[c] = rows[0..lanes)[column + c].
+template <typename T, int C>
+JAXMAGMA_INLINE void LoadColumns(const T* const* rows, ptrdiff_t column, Lanes<T>* x) {
+#pragma GCC unroll 16
+  for (int j = 0; j < C; ++j) {
+    // Row j + C * g goes to block g, so that transposing each block puts row r in lane r.
+    const T* mine[kLanes<T> / C];
+#pragma GCC unroll 16
+    for (int g = 0; g < kLanes<T> / C; ++g) mine[g] = rows[j + C * g];
+    x[j] = Gather<T, C, kLanes<T>>(mine, column);
+  }
+  Transpose<T, C, kLanes<T>>(x);
+}
+
+template <typename T, int C>
+JAXMAGMA_INLINE void StoreColumns(T* const* rows, ptrdiff_t column, Lanes<T>* x) {
+  Transpose<T, C, kLanes<T>>(x);
+#pragma GCC unroll 16
+  for (int j = 0; j < C; ++j) {
+    T* mine[kLanes<T> / C];
+#pragma GCC unroll 16
+    for (int g = 0; g < kLanes<T> / C; ++g) mine[g] = rows[j + C * g];
+    Scatter<T, C, kLanes<T>>(mine, column, x[j]);
+  }
+}
+
+}  // namespace jaxmagma::JAXMAGMA_ISA

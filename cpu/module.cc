@@ -1,0 +1,146 @@
+// The custom call `jaxmagma_cpu` and the Python module that hands it to JAX.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <exception>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "executor.h"
+#include "plan.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace nb = nanobind;
+namespace ffi = xla::ffi;
+
+namespace jaxmagma {
+namespace {
+
+// The program as the state of the custom call: decoded once for an executable, run at every call.
+struct State {
+  static ffi::TypeId id;
+  std::unique_ptr<const Program> program;
+};
+ffi::TypeId State::id = {};
+constexpr XLA_FFI_TypeInfo kStateInfo = ffi::MakeTypeInfo<State>();
+
+ffi::Error InvalidArgument(const std::string& why) {
+  return ffi::Error::InvalidArgument("jaxmagma_cpu: " + why);
+}
+
+ffi::DataType ElementType(DType dtype) {
+  switch (dtype) {
+    case DType::kF32: return ffi::F32;
+    case DType::kF64: return ffi::F64;
+    case DType::kC64: return ffi::C64;
+    case DType::kC128: return ffi::C128;
+  }
+  return ffi::DataType::INVALID;
+}
+
+class PoolHelpers : public Helpers {
+ public:
+  explicit PoolHelpers(ffi::ThreadPool& pool) : pool_(pool) {}
+  int64_t count() const override { return pool_.num_threads(); }
+  void Schedule(std::function<void()> task) override { pool_.Schedule(std::move(task)); }
+
+ private:
+  ffi::ThreadPool& pool_;
+};
+
+ffi::ErrorOr<std::unique_ptr<State>> Instantiate(ffi::Span<const int64_t> code,
+                                                 ffi::Span<const uint8_t> constants) {
+  try {
+    Plan plan;
+    std::string error;
+    if (!DecodePlan(code.begin(), code.size(), constants.begin(), constants.size(), plan, error)) {
+      return ffi::Unexpected(InvalidArgument(error));
+    }
+    auto state = std::make_unique<State>();
+    state->program = std::make_unique<const Program>(std::move(plan));
+    return state;
+  } catch (const std::exception& e) {
+    return ffi::Unexpected(ffi::Error::Internal(std::string("jaxmagma_cpu: ") + e.what()));
+  }
+}
+
+ffi::Error Execute(State* state, ffi::ThreadPool pool, ffi::RemainingArgs args,
+                   ffi::RemainingRets rets, ffi::Span<const int64_t>, ffi::Span<const uint8_t>) {
+  try {
+    const Program& program = *state->program;
+    const ffi::DataType dtype = ElementType(program.plan.dtype);
+    std::vector<Array> arguments, results;
+    auto append = [&](std::vector<Array>& arrays, const ffi::AnyBuffer& buffer) {
+      const ffi::AnyBuffer::Dimensions dims = buffer.dimensions();
+      arrays.push_back(
+          {static_cast<std::byte*>(buffer.untyped_data()), dims.begin(), dims.size()});
+      return buffer.element_type() == dtype;
+    };
+    for (size_t i = 0; i < args.size(); ++i) {
+      auto buffer = args.get<ffi::AnyBuffer>(i);
+      if (!buffer || !append(arguments, *buffer)) {
+        return InvalidArgument("operand " + std::to_string(i) + " has the wrong dtype");
+      }
+    }
+    for (size_t i = 0; i < rets.size(); ++i) {
+      auto buffer = rets.get<ffi::AnyBuffer>(i);
+      if (!buffer || !append(results, **buffer)) {
+        return InvalidArgument("result " + std::to_string(i) + " has the wrong dtype");
+      }
+    }
+    PoolHelpers helpers(pool);
+    const std::string error = program.Run(arguments, results, helpers);
+    return error.empty() ? ffi::Error::Success() : InvalidArgument(error);
+  } catch (const std::exception& e) {
+    return ffi::Error::Internal(std::string("jaxmagma_cpu: ") + e.what());
+  }
+}
+
+XLA_FFI_Error* InstantiateHandler(XLA_FFI_CallFrame* frame) {
+  // XLA registers queued handlers before queued types. It asks every handler for its metadata when
+  // registering it, and that call brings the API table: so the type registers itself here.
+  static XLA_FFI_Error* const error =
+      ffi::Ffi::RegisterTypeId(frame->api, "jaxmagma.cpu.state", &State::id, &kStateInfo);
+  if (error) return error;
+  static auto* const handler = ffi::Ffi::BindInstantiate()
+                                   .Attr<ffi::Span<const int64_t>>("plan")
+                                   .Attr<ffi::Span<const uint8_t>>("constants")
+                                   .To(Instantiate)
+                                   .release();
+  return handler->Call(frame);
+}
+
+XLA_FFI_Error* ExecuteHandler(XLA_FFI_CallFrame* frame) {
+  static auto* const handler = ffi::Ffi::Bind<ffi::ExecutionStage::kExecute>()
+                                   .Ctx<ffi::State<State>>()
+                                   .Ctx<ffi::ThreadPool>()
+                                   .RemainingArgs()
+                                   .RemainingRets()
+                                   .Attr<ffi::Span<const int64_t>>("plan")
+                                   .Attr<ffi::Span<const uint8_t>>("constants")
+                                   .To(Execute)
+                                   .release();
+  return handler->Call(frame);
+}
+
+nb::capsule Capsule(XLA_FFI_Handler* handler) {
+  return nb::capsule(reinterpret_cast<void*>(handler));
+}
+
+NB_MODULE(_cpu, m) {
+  m.def("registrations", [] {
+    nb::dict stages;
+    stages["instantiate"] = Capsule(InstantiateHandler);
+    stages["execute"] = Capsule(ExecuteHandler);
+    nb::dict targets;
+    targets["jaxmagma_cpu"] = stages;
+    return targets;
+  });
+  m.def("instruction_set", [] { return std::string(BestKernels().name); });
+}
+
+}  // namespace
+}  // namespace jaxmagma

@@ -1,0 +1,206 @@
+#include "plan.h"
+
+namespace jaxmagma {
+namespace {
+
+constexpr int64_t kVersion = 1;
+constexpr int64_t kLargest = int64_t{1} << 20;  // values of scratch, of shared memory, loops
+
+// Reads integers one by one; after the first impossible one, every read gives zero.
+class Reader {
+ public:
+  Reader(const int64_t* code, size_t size) : code_(code), size_(size) {}
+
+  int64_t Any() {
+    if (next_ >= size_) {
+      failed_ = true;
+      return 0;
+    }
+    return code_[next_++];
+  }
+
+  int64_t UpTo(int64_t largest, int64_t smallest = 0) {
+    int64_t x = Any();
+    if (x < smallest || x > largest) {
+      failed_ = true;
+      return 0;
+    }
+    return x;
+  }
+
+  int64_t Count() { return UpTo(static_cast<int64_t>(size_ - next_)); }
+
+  std::vector<int64_t> List(int64_t largest) {
+    std::vector<int64_t> list(Count());
+    for (int64_t& x : list) x = UpTo(largest);
+    return list;
+  }
+
+  bool failed() const { return failed_; }
+  bool finished() const { return next_ == size_; }
+
+ private:
+  const int64_t* code_;
+  size_t size_;
+  size_t next_ = 0;
+  bool failed_ = false;
+};
+
+// The product of extents, or -1 if it is out of bounds.
+int64_t Size(const std::vector<int64_t>& tile) {
+  int64_t size = 1;
+  for (int64_t extent : tile) {
+    size *= extent;
+    if (size < 1 || size > kLargest) return -1;
+  }
+  return size;
+}
+
+// Whether a tile that starts at `place` and is walked by `loops` ends within `size` values.
+bool Fits(int64_t place, const std::vector<Loop>& loops, int64_t Loop::*stride, int64_t size) {
+  for (const Loop& loop : loops) {
+    place += (loop.extent - 1) * (loop.*stride);
+    if (place >= size) return false;
+  }
+  return place < size;
+}
+
+void ReadLoops(Reader& reader, bool binary, std::vector<Loop>& loops) {
+  loops.resize(reader.Count());
+  for (Loop& loop : loops) {
+    loop.extent = reader.UpTo(kLargest, 1);
+    loop.out = reader.UpTo(kLargest);
+    loop.left = reader.UpTo(kLargest);
+    loop.right = binary ? reader.UpTo(kLargest) : 0;
+  }
+}
+
+// Whether the tables of a loop nest, kept and summed loops apart, are of reasonable size.
+bool Reasonable(const std::vector<Loop>& loops) {
+  int64_t kept = 1, summed = 1;
+  for (const Loop& loop : loops) {
+    int64_t& points = loop.out ? kept : summed;
+    points *= loop.extent;
+    if (points > kLargest) return false;
+  }
+  return true;
+}
+
+bool ReadInstruction(Reader& reader, const Plan& plan, bool shared, Instruction& step) {
+  const int64_t here = shared ? plan.shared_size : plan.scratch_size;
+  step.opcode = static_cast<Opcode>(reader.UpTo(static_cast<int64_t>(Opcode::kAdd)));
+  if (reader.failed()) return false;
+  switch (step.opcode) {
+    case Opcode::kLoad:
+    case Opcode::kMultiply: {
+      step.array = reader.UpTo(static_cast<int64_t>(plan.inputs.size()) - 1);
+      step.out = reader.UpTo(kLargest);
+      step.count = reader.UpTo(kLargest, 1);
+      if (reader.failed() || shared) return false;
+      const Input& input = plan.inputs[step.array];
+      return input.kind == Input::kBatched && step.count == input.size &&
+             step.out + step.count <= here;
+    }
+    case Opcode::kStore:
+      step.array = reader.UpTo(static_cast<int64_t>(plan.outputs.size()) - 1);
+      step.left = reader.UpTo(kLargest);
+      step.count = reader.UpTo(kLargest, 1);
+      return !reader.failed() && !shared && step.count == plan.outputs[step.array].size &&
+             step.left + step.count <= here;
+    case Opcode::kSpread:
+      step.left = reader.UpTo(kLargest);
+      step.out = reader.UpTo(kLargest);
+      step.count = reader.UpTo(kLargest, 1);
+      return !reader.failed() && !shared && step.left + step.count <= plan.shared_size &&
+             step.out + step.count <= here;
+    case Opcode::kProduct: {
+      step.accumulate = reader.UpTo(1);
+      step.out = reader.UpTo(kLargest);
+      step.left = reader.UpTo(kLargest);
+      step.right = reader.UpTo(kLargest);
+      step.left_shared = reader.UpTo(1);
+      step.right_shared = reader.UpTo(1);
+      ReadLoops(reader, /*binary=*/true, step.loops);
+      if (reader.failed() || step.right_shared != shared || (shared && !step.left_shared)) {
+        return false;
+      }
+      return Reasonable(step.loops) && Fits(step.out, step.loops, &Loop::out, here) &&
+             Fits(step.left, step.loops, &Loop::left, step.left_shared ? plan.shared_size : here) &&
+             Fits(step.right, step.loops, &Loop::right, here);
+    }
+    case Opcode::kRearrange:
+      step.out = reader.UpTo(kLargest);
+      step.left = reader.UpTo(kLargest);
+      ReadLoops(reader, /*binary=*/false, step.loops);
+      return !reader.failed() && Reasonable(step.loops) &&
+             Fits(step.out, step.loops, &Loop::out, here) &&
+             Fits(step.left, step.loops, &Loop::left, here);
+    case Opcode::kAdd:
+      step.out = reader.UpTo(kLargest);
+      step.left = reader.UpTo(kLargest);
+      step.right = reader.UpTo(kLargest);
+      step.count = reader.UpTo(kLargest, 1);
+      return !reader.failed() && step.out + step.count <= here && step.left + step.count <= here &&
+             step.right + step.count <= here;
+  }
+  return false;
+}
+
+bool Decode(Reader& reader, size_t constants_size, Plan& plan) {
+  if (reader.Any() != kVersion) return false;
+  plan.dtype = static_cast<DType>(reader.UpTo(static_cast<int64_t>(DType::kC128)));
+  plan.batch_rank = reader.UpTo(64);
+  plan.flops = reader.UpTo(INT64_MAX);
+  plan.shared_size = reader.UpTo(kLargest);
+  plan.scratch_size = reader.UpTo(kLargest);
+  if (reader.failed()) return false;
+
+  int64_t constant_values = 0;
+  plan.inputs.resize(reader.Count());
+  for (Input& input : plan.inputs) {
+    input.kind = static_cast<Input::Kind>(reader.UpTo(Input::kConstant));
+    input.place = reader.UpTo(kLargest);
+    input.tile = reader.List(kLargest);
+    input.batch = reader.List(plan.batch_rank - 1);
+    input.size = Size(input.tile);
+    if (reader.failed() || input.size < 0) return false;
+    if ((input.kind == Input::kBatched) == input.batch.empty()) return false;
+    if (input.kind != Input::kBatched && input.place + input.size > plan.shared_size) return false;
+    if (input.kind == Input::kConstant) constant_values += input.size;
+  }
+  if (constant_values * plan.value_bytes() != static_cast<int64_t>(constants_size)) return false;
+
+  plan.outputs.resize(reader.Count());
+  for (Output& output : plan.outputs) {
+    output.tile = reader.List(kLargest);
+    output.batch = reader.List(plan.batch_rank - 1);
+    output.summed = reader.List(plan.batch_rank - 1);
+    output.size = Size(output.tile);
+    if (reader.failed() || output.size < 0) return false;
+  }
+
+  for (bool shared : {true, false}) {
+    std::vector<Instruction>& steps = shared ? plan.shared_steps : plan.steps;
+    steps.resize(reader.Count());
+    for (Instruction& step : steps) {
+      if (!ReadInstruction(reader, plan, shared, step)) return false;
+    }
+  }
+  return !reader.failed() && reader.finished();
+}
+
+}  // namespace
+
+bool DecodePlan(const int64_t* code, size_t size, const uint8_t* constants, size_t constants_size,
+                Plan& plan, std::string& error) {
+  Reader reader(code, size);
+  if (!Decode(reader, constants_size, plan)) {
+    error = "the attribute 'plan' is not one that this version of jaxmagma writes";
+    return false;
+  }
+  const auto* bytes = reinterpret_cast<const std::byte*>(constants);
+  plan.constants.assign(bytes, bytes + constants_size);
+  return true;
+}
+
+}  // namespace jaxmagma

@@ -1,0 +1,323 @@
+#include "schedule.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace jaxmagma {
+namespace {
+
+// The columns of a kMatrix step that go through all blocks of rows together read this much.
+constexpr int64_t kChunkBytes = 16 << 10;
+
+using Loops = std::vector<Loop>;
+
+template <typename Keep>
+Loops Filter(const Loops& loops, Keep keep) {
+  Loops kept;
+  std::copy_if(loops.begin(), loops.end(), std::back_inserter(kept), keep);
+  return kept;
+}
+
+// The offset at every point of a loop nest, the last loop fastest.
+std::vector<int32_t> Offsets(const Loops& loops, int64_t Loop::*stride, int64_t scale) {
+  std::vector<int32_t> offsets{0};
+  for (const Loop& loop : loops) {
+    std::vector<int32_t> nested;
+    nested.reserve(offsets.size() * loop.extent);
+    for (int32_t start : offsets) {
+      for (int64_t i = 0; i < loop.extent; ++i) {
+        nested.push_back(static_cast<int32_t>(start + i * (loop.*stride) * scale));
+      }
+    }
+    offsets = std::move(nested);
+  }
+  return offsets;
+}
+
+class Scheduler {
+ public:
+  Scheduler(const Plan& plan, const Kernels& kernels, int64_t block_elements)
+      : plan_(plan),
+        kernels_(kernels),
+        elements_(block_elements),
+        lanes_(kernels.lanes[IsDouble(plan.dtype)]),
+        value_(block_elements * plan.planes()) {
+    schedule_.block_elements = block_elements;
+  }
+
+  Schedule Make() {
+    for (const Instruction& instruction : plan_.steps) Add(instruction);
+    return std::move(schedule_);
+  }
+
+ private:
+  const int32_t* Keep(std::vector<int32_t> table) {
+    schedule_.tables.push_back(std::make_unique<std::vector<int32_t>>(std::move(table)));
+    return schedule_.tables.back()->data();
+  }
+
+  const int32_t* Table(const Loops& loops, int64_t Loop::*stride, int64_t scale) {
+    return Keep(Offsets(loops, stride, scale));
+  }
+
+  static int32_t Extent(const Loops& loops) {
+    int64_t extent = 1;
+    for (const Loop& loop : loops) extent *= loop.extent;
+    return static_cast<int32_t>(extent);
+  }
+
+  // The vectors of one value as one more loop. `shared` is for an operand without lanes.
+  Loops WithLanes(Loops loops, int64_t scale, bool shared = false) const {
+    for (Loop& loop : loops) {
+      loop.out *= scale;
+      loop.right *= scale;
+      if (!shared) loop.left *= scale;
+    }
+    if (elements_ > lanes_) {
+      loops.push_back({elements_ / lanes_, lanes_, shared ? 0 : lanes_, lanes_});
+    }
+    return loops;
+  }
+
+  void Add(const Instruction& instruction) {
+    Step s{};
+    s.array = static_cast<int32_t>(instruction.array);
+    s.accumulate = instruction.accumulate;
+    s.count = instruction.count;
+    s.out = instruction.out * value_;
+    s.left = instruction.left * value_;
+    s.right = instruction.right * value_;
+    switch (instruction.opcode) {
+      case Opcode::kLoad:
+      case Opcode::kMultiply:
+      case Opcode::kStore:
+        s.kind = instruction.opcode == Opcode::kLoad      ? Step::kLoad
+                 : instruction.opcode == Opcode::kMultiply ? Step::kMultiply
+                                                           : Step::kStore;
+        s.count *= plan_.planes();
+        break;
+      case Opcode::kSpread:
+        s.kind = Step::kSpread;
+        s.left = instruction.left * plan_.planes();
+        break;
+      case Opcode::kAdd:
+        s.kind = Step::kAdd;
+        s.count = instruction.count * value_ / lanes_;
+        break;
+      case Opcode::kRearrange:
+        Rearrange(instruction, s);
+        break;
+      case Opcode::kProduct:
+        Product(instruction, s);
+        break;
+    }
+    schedule_.steps.push_back(s);
+  }
+
+  void Rearrange(const Instruction& instruction, Step& s) {
+    Loops columns = Filter(instruction.loops, [](const Loop& x) { return x.out != 0; });
+    const Loops inner = Filter(instruction.loops, [](const Loop& x) { return x.out == 0; });
+    // Real and imaginary parts go the same way.
+    for (Loop& loop : columns) {
+      loop.out *= value_;
+      loop.left *= value_;
+    }
+    if (value_ > lanes_) columns.push_back({value_ / lanes_, lanes_, lanes_, 0});
+    s.kind = Step::kSum;
+    s.columns = Extent(columns);
+    s.inner = Extent(inner);
+    s.right_column = Table(columns, &Loop::left, 1);
+    s.out_column = Table(columns, &Loop::out, 1);
+    s.right_inner = Table(inner, &Loop::left, value_);
+  }
+
+  void Product(const Instruction& instruction, Step& s) {
+    const Loops& loops = instruction.loops;
+    const Loops rows = Filter(loops, [](const Loop& x) { return x.out && x.left && !x.right; });
+    const Loops columns = Filter(loops, [](const Loop& x) { return x.out && !x.left; });
+    const Loops pairs = Filter(loops, [](const Loop& x) { return x.out && x.left && x.right; });
+    const Loops inner = Filter(loops, [](const Loop& x) { return !x.out; });
+    s.rows = Extent(rows);
+    s.inner = Extent(inner);
+    if (instruction.left_shared) {
+      if (s.rows == 1 && s.inner == 1) {
+        Scale(instruction, s);
+      } else {
+        Matrix(instruction, rows, columns, pairs, inner, s);
+      }
+      return;
+    }
+    // What neither contracts nor repeats an operand is pointwise: all pairs.
+    const bool pointwise = s.rows == 1 && s.inner == 1;
+    const Loops lanes = WithLanes(pointwise ? loops : pairs, value_);
+    s.kind = pointwise ? Step::kTimes : Step::kGemm;
+    s.pairs = Extent(lanes);
+    s.left_pair = Table(lanes, &Loop::left, 1);
+    s.right_pair = Table(lanes, &Loop::right, 1);
+    s.out_pair = Table(lanes, &Loop::out, 1);
+    if (pointwise) return;
+    s.columns = Extent(columns);
+    s.left_row = Table(rows, &Loop::left, value_);
+    s.left_inner = Table(inner, &Loop::left, value_);
+    s.right_column = Table(columns, &Loop::right, value_);
+    s.right_inner = Table(inner, &Loop::right, value_);
+    s.out_row = Table(rows, &Loop::out, value_);
+    s.out_column = Table(columns, &Loop::out, value_);
+  }
+
+  // One shared factor for each value: read straight from shared memory.
+  void Scale(const Instruction& instruction, Step& s) {
+    Loops loops = instruction.loops;
+    for (Loop& loop : loops) loop.left *= plan_.planes();
+    loops = WithLanes(loops, value_, /*shared=*/true);
+    s.kind = Step::kScale;
+    s.left = instruction.left * plan_.planes();
+    s.pairs = Extent(loops);
+    s.left_pair = Table(loops, &Loop::left, 1);
+    s.right_pair = Table(loops, &Loop::right, 1);
+    s.out_pair = Table(loops, &Loop::out, 1);
+  }
+
+  void Matrix(const Instruction& instruction, const Loops& rows, const Loops& columns,
+              const Loops& pairs, const Loops& inner, Step& s) {
+    const Loops lanes = WithLanes(columns, value_, /*shared=*/true);
+    s.kind = Step::kMatrix;
+    s.columns = Extent(lanes);
+    s.right_column = Table(lanes, &Loop::right, 1);
+    s.out_column = Table(lanes, &Loop::out, 1);
+    s.right_inner = Table(inner, &Loop::right, value_);
+    s.out_row = Table(rows, &Loop::out, value_);
+    s.pairs = Extent(pairs);
+    s.right_pair = Table(pairs, &Loop::right, value_);
+    s.out_pair = Table(pairs, &Loop::out, value_);
+
+    const int32_t most = static_cast<int32_t>(
+        IsComplex(plan_.dtype) ? kernels_.block_rows_complex : kernels_.block_rows);
+    s.blocks = (s.rows + most - 1) / most;
+    s.block_rows = (s.rows + s.blocks - 1) / s.blocks;
+    s.full_blocks = s.rows - s.blocks * (s.block_rows - 1);
+    const int64_t column_bytes = s.inner * lanes_ * plan_.value_bytes();
+    s.chunk = s.columns;
+    if (s.blocks > 1) {
+      s.chunk = static_cast<int32_t>(std::clamp<int64_t>(kChunkBytes / column_bytes, 4, s.columns));
+      s.chunk = s.chunk > 4 ? s.chunk / 4 * 4 : s.chunk;
+    }
+
+    Packing packing{instruction.left, schedule_.panel_values, {}};
+    const std::vector<int32_t> pair = Offsets(pairs, &Loop::left, 1);
+    const std::vector<int32_t> row = Offsets(rows, &Loop::left, 1);
+    const std::vector<int32_t> k = Offsets(inner, &Loop::left, 1);
+    std::vector<int32_t> panel;
+    for (int32_t p : pair) {
+      panel.push_back(static_cast<int32_t>(packing.offsets.size() * plan_.planes()));
+      int32_t first = 0;
+      for (int32_t block = 0; block < s.blocks; ++block) {
+        const int32_t height = s.block_rows - (block >= s.full_blocks);
+        for (int32_t i : k) {
+          for (int32_t r = 0; r < height; ++r) packing.offsets.push_back(p + i + row[first + r]);
+        }
+        first += height;
+      }
+    }
+    s.left = packing.to * plan_.planes();
+    s.left_pair = Keep(std::move(panel));
+    schedule_.panel_values += static_cast<int64_t>(packing.offsets.size());
+    schedule_.packings.push_back(std::move(packing));
+  }
+
+  const Plan& plan_;
+  const Kernels& kernels_;
+  const int64_t elements_;
+  const int64_t lanes_;
+  const int64_t value_;  // reals of one value of all elements of the block
+  Schedule schedule_;
+};
+
+// Plain products: std::complex checks for NaN, which numpy does not.
+template <typename T>
+struct ComplexOf {
+  T re, im;
+  ComplexOf& operator+=(ComplexOf x) {
+    re += x.re;
+    im += x.im;
+    return *this;
+  }
+  friend ComplexOf operator*(ComplexOf a, ComplexOf b) {
+    return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
+  }
+};
+
+template <typename V>
+void RunShared(const Plan& plan, V* shared) {
+  for (const Instruction& step : plan.shared_steps) {
+    V* out = shared + step.out;
+    const V* left = shared + step.left;
+    const V* right = shared + step.right;
+    if (step.opcode == Opcode::kAdd) {
+      for (int64_t i = 0; i < step.count; ++i) {
+        V sum = left[i];
+        sum += right[i];
+        out[i] = sum;
+      }
+      continue;
+    }
+    const bool product = step.opcode == Opcode::kProduct;
+    const Loops kept = Filter(step.loops, [](const Loop& x) { return x.out != 0; });
+    const Loops inner = Filter(step.loops, [](const Loop& x) { return x.out == 0; });
+    const std::vector<int32_t> to = Offsets(kept, &Loop::out, 1);
+    const std::vector<int32_t> a = Offsets(kept, &Loop::left, 1);
+    const std::vector<int32_t> b = Offsets(kept, &Loop::right, 1);
+    const std::vector<int32_t> ka = Offsets(inner, &Loop::left, 1);
+    const std::vector<int32_t> kb = Offsets(inner, &Loop::right, 1);
+    for (size_t i = 0; i < to.size(); ++i) {
+      V sum{};
+      for (size_t k = 0; k < ka.size(); ++k) {
+        V x = left[a[i] + ka[k]];
+        if (product) x = x * right[b[i] + kb[k]];
+        sum += x;
+      }
+      out[to[i]] = sum;
+    }
+  }
+}
+
+template <typename V>
+void Pack(const Schedule& schedule, const V* shared, V* panels) {
+  for (const Packing& packing : schedule.packings) {
+    const V* from = shared + packing.from;
+    V* to = panels + packing.to;
+    for (int32_t offset : packing.offsets) *to++ = from[offset];
+  }
+}
+
+// Calls `body` with the type of the plan's values.
+template <typename Body>
+void WithValueType(DType dtype, Body body) {
+  switch (dtype) {
+    case DType::kF32: return body(float{});
+    case DType::kF64: return body(double{});
+    case DType::kC64: return body(ComplexOf<float>{});
+    case DType::kC128: return body(ComplexOf<double>{});
+  }
+}
+
+}  // namespace
+
+Schedule MakeSchedule(const Plan& plan, const Kernels& kernels, int64_t block_elements) {
+  return Scheduler(plan, kernels, block_elements).Make();
+}
+
+void RunSharedSteps(const Plan& plan, void* shared) {
+  WithValueType(plan.dtype, [&](auto value) {
+    RunShared(plan, static_cast<decltype(value)*>(shared));
+  });
+}
+
+void PackPanels(const Plan& plan, const Schedule& schedule, const void* shared, void* panels) {
+  WithValueType(plan.dtype, [&](auto value) {
+    using V = decltype(value);
+    Pack(schedule, static_cast<const V*>(shared), static_cast<V*>(panels));
+  });
+}
+
+}  // namespace jaxmagma

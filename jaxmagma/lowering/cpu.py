@@ -1,0 +1,308 @@
+"""From a plan to the CPU executor: instructions over lanes.
+
+The executor (``cpu/``) puts a block of elements side by side in the lanes of vectors: every value of
+a tile is a row of lanes in a scratch memory that stays in the core's caches.  This module decides
+where each tile lives there, when operands are loaded and results stored, and encodes that as one
+array of integers; the native side only reads it.  Nothing in it depends on how many elements there
+are.
+
+**Format** of the attribute ``plan``, all int64; ``count: x...`` is a length and its items::
+
+    version, dtype, batch_rank, flops, shared_size, scratch_size
+    count: inputs        kind, place, count: tile..., count: batch...
+    count: outputs       count: tile..., count: batch..., count: summed batch axes...
+    count: shared steps  instruction...
+    count: steps         instruction...
+
+A *place* is where a tile starts, counted in values, in the scratch of a block of elements (batched
+tiles) or in the memory all elements share (shared tiles).  An instruction is its opcode and fields:
+
+    LOAD       input, place, count                   scratch[place..] = operand
+    MULTIPLY   input, place, count                   scratch[place..] *= operand
+    STORE      output, place, count                  result = scratch[place..]
+    SPREAD     shared place, place, count            scratch[place..] = shared[..]
+    PRODUCT    accumulate, out, left, right, left is shared, right is shared,
+               count: (extent, out stride, left stride, right stride)...
+    REARRANGE  out, in, count: (extent, out stride, in stride)...
+    ADD        out, left, right, count
+
+Strides are in values; a loop whose stride is zero does not move in that operand, so that a loop with
+output stride zero is summed over.  Shared steps use PRODUCT, REARRANGE and ADD with every place
+shared.  ``constants`` holds the bytes of the constant inputs one after the other.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from jaxmagma.lowering.kernel import Declined, Kernel
+from jaxmagma.plan import Plan, Pointwise, Product, Rearrange
+
+
+TARGET = "jaxmagma_cpu"
+
+_VERSION = 1
+_LOAD, _MULTIPLY, _STORE, _SPREAD, _PRODUCT, _REARRANGE, _ADD = range(7)
+_BATCHED, _SHARED, _CONSTANT = range(3)
+_DTYPES = {"float32": 0, "float64": 1, "complex64": 2, "complex128": 3}
+
+# Lanes of one block of elements at their narrowest fill a vector of 64 bytes.  The tiles of that
+# many elements that are alive at once, and the shared operands, must stay in the second-level cache.
+_VECTOR_BYTES = 64
+_SCRATCH_BYTES = 512 << 10
+_SHARED_BYTES = 256 << 10
+
+
+def lower(plan: Plan, extents: tuple[int, ...]) -> Kernel | Declined:
+    """The custom call that runs ``plan`` on CPU, or why plain JAX should."""
+    program = plan.program
+    dtype = program.dtype
+    if dtype.name not in _DTYPES:
+        return Declined(f"the CPU kernel does not compute in {dtype}")
+    if any(x.dtype != dtype for x in program.inputs):
+        found = ", ".join(sorted({x.dtype.name for x in program.inputs}))
+        return Declined(f"the CPU kernel needs operands of one dtype, not {found}")
+    for _, step in plan.numbered_steps():
+        if isinstance(step, Pointwise) and step.function != "add":
+            return Declined(f"the CPU kernel does not know the function {step.function!r}")
+    if any(tile.size == 0 for tile in plan.tiles):
+        return Declined("a tile is empty")
+    code = _Encoder(plan)
+    plane = np.empty(0, dtype).real.itemsize
+    planes = dtype.itemsize // plane
+    if code.scratch.size * planes * _VECTOR_BYTES > _SCRATCH_BYTES:
+        return Declined(
+            f"the tiles of one element ({code.scratch.size} values) exceed the on-chip limit of "
+            f"{_SCRATCH_BYTES // _VECTOR_BYTES // planes} values"
+        )
+    if code.shared_size * dtype.itemsize > _SHARED_BYTES:
+        return Declined(
+            f"the shared operands ({code.shared_size} values) exceed the on-chip limit of "
+            f"{_SHARED_BYTES // dtype.itemsize} values"
+        )
+    description = (
+        f"elements in vector lanes, {code.scratch.size} values each on chip, "
+        f"{len(code.steps)} instructions"
+    )
+    attributes = {"plan": code.attribute(), "constants": code.constants()}
+    return Kernel(TARGET, attributes, description=description)
+
+
+class _Scratch:
+    """First-fit allocation of the scratch of one block of elements."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._taken: dict[int, int] = {}
+
+    def take(self, size: int) -> int:
+        place = 0
+        for start, end in sorted(self._taken.items()):
+            if start - place >= size:
+                break
+            place = end
+        self._taken[place] = place + size
+        self.size = max(self.size, place + size)
+        return place
+
+    def free(self, place: int) -> None:
+        del self._taken[place]
+
+
+class _Encoder:
+    """Assigns places and writes instructions, in the order of the plan's steps."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.program = plan.program
+        self.scratch = _Scratch()
+        self.shared_size = 0
+        self.shared_steps: list[list[int]] = []
+        self.steps: list[list[int]] = []
+        self._shared_place: dict[int, int] = {}
+        self._place: dict[int, int] = {}  # batched tiles that are in scratch now
+        self._uses = [0] * len(plan.tiles)  # how many reads of each tile are still to come
+        for _, step in plan.numbered_steps():
+            for operand in step.operands:
+                self._uses[operand] += 1
+        for value in plan.results:
+            self._uses[value] += 1
+
+        for number, tile in enumerate(plan.tiles):
+            if not tile.batched:
+                self._shared_place[number] = self.shared_size
+                self.shared_size += tile.size
+        for number in range(len(self.program.inputs)):
+            self._store_results(number)
+        for number, step in plan.numbered_steps():
+            if plan.tiles[number].batched:
+                self._step(number, step)
+            else:
+                self._shared_step(number, step)
+            self._store_results(number)
+
+    # ---- steps -----------------------------------------------------------------------------
+
+    def _step(self, number: int, step: Product | Rearrange | Pointwise) -> None:
+        if isinstance(step, Product):
+            if not self._multiply_while_loading(number, step):
+                self._product(number, step)
+        elif isinstance(step, Rearrange):
+            source = self._in_scratch(step.operand)
+            place = self._take(number)
+            loops = _loops(step.extents, step.output_labels, step.labels)
+            self.steps.append([_REARRANGE, place, source, len(loops), *_flat(loops)])
+            self._used(step.operand)
+        else:
+            left, right = (self._in_scratch(x) for x in step.operands)
+            for operand in step.operands:
+                self._used(operand, keep=True)
+            place = self._take_over(number, step.operands)
+            self.steps.append([_ADD, place, left, right, self.plan.tiles[number].size])
+            self._release(step.operands)
+
+    def _product(self, number: int, step: Product) -> None:
+        places = []
+        shared = []
+        for operand in step.operands:
+            shared.append(int(not self.plan.tiles[operand].batched))
+            places.append(
+                self._shared_place[operand] if shared[-1] else self._in_scratch(operand)
+            )
+        place = self._take(number)
+        loops = _loops(step.extents, step.output_labels, step.left_labels, step.right_labels)
+        self.steps.append(
+            [_PRODUCT, 0, place, *places, *shared, len(loops), *_flat(loops)]
+        )
+        for operand in step.operands:
+            self._used(operand)
+
+    def _multiply_while_loading(self, number: int, step: Product) -> bool:
+        """Pointwise products with an operand that nothing else reads need no room for it."""
+        if not step.left_labels == step.right_labels == step.output_labels:
+            return False
+        for operand, other in (step.operands, step.operands[::-1]):
+            loaded_once = (
+                operand < len(self.program.inputs)
+                and self.plan.tiles[operand].batched
+                and self._uses[operand] == 1
+                and operand not in self._place
+            )
+            if loaded_once and self.plan.tiles[other].batched and self._uses[other] == 1:
+                place = self._in_scratch(other)
+                self._used(operand)
+                self._used(other, keep=True)
+                self._place[number] = self._place.pop(other)
+                self.steps.append([_MULTIPLY, operand, place, self.plan.tiles[number].size])
+                return True
+        return False
+
+    def _shared_step(self, number: int, step: Product | Rearrange | Pointwise) -> None:
+        place = self._shared_place[number]
+        places = [self._shared_place[x] for x in step.operands]
+        if isinstance(step, Product):
+            loops = _loops(step.extents, step.output_labels, step.left_labels, step.right_labels)
+            code = [_PRODUCT, 0, place, *places, 1, 1, len(loops), *_flat(loops)]
+        elif isinstance(step, Rearrange):
+            loops = _loops(step.extents, step.output_labels, step.labels)
+            code = [_REARRANGE, place, *places, len(loops), *_flat(loops)]
+        else:
+            code = [_ADD, place, *places, self.plan.tiles[number].size]
+        self.shared_steps.append(code)
+        for operand in step.operands:
+            self._used(operand)
+
+    def _store_results(self, number: int) -> None:
+        """Results leave as soon as they are made, while they are in the nearest cache."""
+        for output, value in enumerate(self.plan.results):
+            if value == number:
+                place = self._in_scratch(number)
+                self.steps.append([_STORE, output, place, self.plan.tiles[number].size])
+                self._used(number)
+
+    # ---- places ----------------------------------------------------------------------------
+
+    def _take(self, number: int) -> int:
+        self._place[number] = self.scratch.take(self.plan.tiles[number].size)
+        return self._place[number]
+
+    def _take_over(self, number: int, operands: Sequence[int]) -> int:
+        """The place of an operand that is dead and as large, or a new one."""
+        for operand in operands:
+            if self._uses[operand] == 0 and operand in self._place:
+                self._place[number] = self._place.pop(operand)
+                return self._place[number]
+        return self._take(number)
+
+    def _in_scratch(self, number: int) -> int:
+        """The place of a tile, which is brought into scratch if it is not there."""
+        if number not in self._place:
+            size = self.plan.tiles[number].size
+            place = self._take(number)
+            if self.plan.tiles[number].batched:
+                self.steps.append([_LOAD, number, place, size])
+            else:
+                self.steps.append([_SPREAD, self._shared_place[number], place, size])
+        return self._place[number]
+
+    def _used(self, number: int, keep: bool = False) -> None:
+        self._uses[number] -= 1
+        if not keep:
+            self._release([number])
+
+    def _release(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            if self._uses[number] == 0 and number in self._place:
+                self.scratch.free(self._place.pop(number))
+
+    # ---- encoding --------------------------------------------------------------------------
+
+    def attribute(self) -> np.ndarray:
+        program = self.program
+        code = [_VERSION, _DTYPES[program.dtype.name], program.batch_rank]
+        code += [self.plan.flops, self.shared_size, self.scratch.size]
+        code.append(len(program.inputs))
+        for number, operand in enumerate(program.inputs):
+            kind = _BATCHED if operand.batch else _CONSTANT if operand.constant else _SHARED
+            code += [kind, self._shared_place.get(number, 0)]
+            code += [len(operand.tile), *operand.tile, len(operand.batch), *operand.batch]
+        code.append(len(program.outputs))
+        for output, value in zip(program.outputs, self.plan.results, strict=True):
+            shape = self.plan.tiles[value].shape
+            summed = sorted(program.batch[output.value] - set(output.batch))
+            code += [len(shape), *shape, len(output.batch), *output.batch, len(summed), *summed]
+        for steps in (self.shared_steps, self.steps):
+            code.append(len(steps))
+            for step in steps:
+                code += step
+        return np.array(code, np.int64)
+
+    def constants(self) -> np.ndarray:
+        arrays = [x.constant.array for x in self.program.inputs if x.constant is not None]
+        data = b"".join(array.tobytes() for array in arrays)
+        return np.frombuffer(data, np.uint8)
+
+
+def _loops(extents: dict[str, int], *labels: str) -> list[tuple[int, ...]]:
+    """``(extent, stride...)`` of every label, in the order of the output; extent one is no loop."""
+    order = dict.fromkeys("".join(labels))
+    strides = [_strides(x, extents) for x in labels]
+    return [
+        (extents[label], *(s.get(label, 0) for s in strides))
+        for label in order
+        if extents[label] > 1
+    ]
+
+
+def _strides(labels: str, extents: dict[str, int]) -> dict[str, int]:
+    """Row-major strides; a label that stands twice walks the diagonal."""
+    strides: dict[str, int] = {}
+    for position, label in enumerate(labels):
+        below = math.prod(extents[x] for x in labels[position + 1 :])
+        strides[label] = strides.get(label, 0) + below
+    return strides
+
+
+def _flat(rows: Iterable[Iterable[int]]) -> list[int]:
+    return [x for row in rows for x in row]

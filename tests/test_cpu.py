@@ -1,0 +1,501 @@
+"""The CPU backend: every kind of step, odd sizes, sums over elements, threads, instruction sets.
+
+Programs are built, planned and lowered here directly.  The reference is numpy in extended precision,
+and the tolerance is an error bound: a sum of K products, each rounded, is off by at most about
+``K eps sum |a| |b|``.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmagma import native
+from jaxmagma.lowering.cpu import lower
+from jaxmagma.lowering.kernel import Declined, Kernel
+from jaxmagma.plan import plan
+from jaxmagma.program import Builder, Constant, ElementProgram, Input, Output
+
+
+Array = np.ndarray[Any, Any]
+
+# The bound assumes sums in any order; chains of up to seven products each add a few roundings.
+_ROUNDINGS = 8.0
+
+
+def random(rng: np.random.Generator, shape: Sequence[int], dtype: str) -> Array:
+    x = rng.uniform(-1, 1, shape)
+    if np.dtype(dtype).kind == "c":
+        x = x + 1j * rng.uniform(-1, 1, shape)
+    return np.asarray(x, dtype)
+
+
+def einsum_program(
+    spec: str, batch: str, operands: Sequence[Array], constants: Sequence[int] = ()
+) -> tuple[ElementProgram, tuple[Array, ...]]:
+    """The program of an einsum whose batch axes are the labels ``batch``, and its arguments.
+
+    Operands that are the same array, and have no batch axes, become one input.  Batch labels come
+    first in every term.
+    """
+    terms, output = spec.split("->")
+    builder = Builder(len(batch))
+    sizes: dict[str, int] = {}
+    numbers: dict[int, int] = {}
+    values, arguments = [], []
+    for position, (labels, x) in enumerate(zip(terms.split(","), operands, strict=True)):
+        sizes |= dict(zip(labels, x.shape, strict=True))
+        axes = tuple(batch.index(label) for label in labels if label in batch)
+        tile = "".join(label for label in labels if label not in batch)
+        if axes or id(x) not in numbers:
+            constant = Constant(x) if position in constants else None
+            numbers[id(x)] = builder.input(Input(axes, x.shape[len(axes) :], x.dtype, constant))
+            if constant is None:
+                arguments.append(x)
+        values.append((numbers[id(x)], tile))
+    tile = "".join(label for label in output if label not in batch)
+    kept = tuple(batch.index(label) for label in output if label in batch)
+    value = builder.contract(values, tile, sizes)
+    return builder.build([Output(value, kept)]).program, tuple(arguments)
+
+
+def kernel(program: ElementProgram, shapes: Sequence[Sequence[int]]) -> Kernel:
+    native.load("cpu")
+    found = lower(plan(program), program.batch_extents(shapes))
+    assert isinstance(found, Kernel), found
+    return found
+
+
+def call(program: ElementProgram, *arguments: Any) -> list[jax.Array]:
+    """Runs a program on the CPU backend, whatever the gain."""
+    shapes = [x.shape for x in arguments]
+    found = kernel(program, shapes)
+    results = [
+        jax.ShapeDtypeStruct(shape, program.dtype)
+        for shape in program.output_shapes(program.batch_extents(shapes))
+    ]
+    with jax.default_device(jax.devices("cpu")[0]):
+        out: list[jax.Array] = jax.ffi.ffi_call(found.target, results)(
+            *arguments, **found.attributes
+        )
+    return out
+
+
+def check_einsum(
+    spec: str, batch: str, *operands: Array, constants: Sequence[int] = (), terms: float = 1
+) -> None:
+    """Compares one einsum with numpy; ``terms`` more roundings are allowed for long sums."""
+    program, arguments = einsum_program(spec, batch, operands, constants)
+    (got,) = (np.asarray(x) for x in call(program, *arguments))
+    wide = np.clongdouble if got.dtype.kind == "c" else np.longdouble
+    want = np.einsum(spec, *(x.astype(wide) for x in operands), optimize="greedy")
+    scale = np.einsum(
+        spec, *(abs(x).astype(np.longdouble) for x in operands), optimize="greedy"
+    )
+    assert got.shape == want.shape
+    extents = plan(program).program.operations[-1].sizes  # type: ignore[union-attr]
+    roundings = _ROUNDINGS + sum(extent for _, extent in extents) + terms
+    eps = np.finfo(got.dtype).eps
+    assert np.all(abs(got - want) <= roundings * eps * scale), spec
+
+
+# ---- What is computed --------------------------------------------------------------------------
+
+
+DTYPES = ["float64", "float32", "complex128", "complex64"]
+ELEMENTS = [1, 2, 7, 8, 9, 64, 131]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", range(1, 13))
+def test_sum_factorisation(n: int, dtype: str) -> None:
+    rng = np.random.default_rng(n)
+    elements = ELEMENTS[n % len(ELEMENTS)] + n
+    b = random(rng, (n + 1, n), dtype)
+    d2, u2 = random(rng, (elements, n + 1, n + 1), dtype), random(rng, (elements, n, n), dtype)
+    check_einsum("xi,yj,exy,xk,yl,ekl->eij", "e", b, b, d2, b, b, u2)
+    if n < 9 or dtype == "float64":
+        u = random(rng, (elements, n, n, n), dtype)
+        d = random(rng, (elements, n + 1, n + 1, n + 1), dtype)
+        check_einsum("xa,yb,zc,eabc->exyz", "e", b, b, b, u, constants=(0, 1, 2))
+        check_einsum("xa,yb,zc,eabc->ezxy", "e", b, b, b, u)
+        if n < 9:
+            check_einsum("xi,yj,zk,exyz,xa,yb,zc,eabc->eijk", "e", b, b, b, d, b, b, b, u)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("elements", ELEMENTS)
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "eij,ejk->eik",
+        "eij,ekj->eki",
+        "eij,ej->ei",
+        "ei,ej->eij",
+        "eij,eij->eij",
+        "eij,eji->eij",
+        "eij,eij->e",
+        "eij,eik->ejk",
+        "eijk,eikl->eijl",
+        "ij,eij->eij",
+        "ij,eij->eji",
+        "i,eij->eij",
+        "ijk,ek->eij",
+        "jik,eki->ej",
+        "ijk,ekji->e",
+        "eij->eji",
+        "eij->ej",
+        "eij->e",
+        "eij->eij",
+        "eij,jk,ekl->eil",
+        "ij,jk,ek->ei",
+    ],
+)
+def test_every_shape_of_product(spec: str, elements: int, dtype: str) -> None:
+    rng = np.random.default_rng(elements)
+    for n in (1, 2, 5) if elements > 10 else (3, 7):
+        sizes = {"e": elements, "i": n, "j": n + 1, "k": n + 2, "l": n}
+        if spec in ("eij,eji->eij",):
+            sizes["j"] = n
+        shapes = [tuple(sizes[label] for label in term) for term in spec.split("->")[0].split(",")]
+        check_einsum(spec, "e", *(random(rng, shape, dtype) for shape in shapes))
+
+
+def test_gemm_of_every_size() -> None:
+    rng = np.random.default_rng(0)
+    for m in range(1, 14):
+        n, k = (5 * m) % 13 + 1, (3 * m) % 11 + 1
+        for dtype in ("float64", "complex64"):
+            a, b = random(rng, (19, m, k), dtype), random(rng, (19, k, n), dtype)
+            check_einsum("eij,ejk->eik", "e", a, b)
+            check_einsum("ij,ejk->eik", "e", a[0], b)
+            check_einsum("eij,jk->eik", "e", a, b[0])
+
+
+def test_diffusion_operator() -> None:
+    """Several contractions, products with stored factors, and sums of their results."""
+    rng = np.random.default_rng(0)
+    n, q, elements = 3, 4, 29
+    b, g = random(rng, (q, n), "float64"), random(rng, (q, n), "float64")
+    u, d = random(rng, (elements, n, n, n), "float64"), random(rng, (elements, 3, q, q, q), "float64")
+    double = np.dtype("float64")
+    sizes = dict.fromkeys("xyz", q) | dict.fromkeys("abcijk", n) | {"m": 3}
+    builder = Builder(1)
+    nb, ng = builder.input(Input((), b.shape, double)), builder.input(Input((), g.shape, double))
+    nu = builder.input(Input((0,), u.shape[1:], double))
+    nd = [builder.input(Input((0,), d.shape[2:], double)) for _ in range(3)]
+    bases = [(ng, nb, nb), (nb, ng, nb), (nb, nb, ng)]
+    gradient = [
+        builder.contract(
+            [(x, "xa"), (y, "yb"), (z, "zc"), (nu, "abc")], "xyz", sizes
+        )
+        for x, y, z in bases
+    ]
+    flux = [
+        builder.sum(
+            [builder.contract([(nd[abs(i - j)], "xyz"), (gradient[j], "xyz")], "xyz", sizes)
+             for j in range(3)]
+        )
+        for i in range(3)
+    ]
+    total = builder.sum(
+        [
+            builder.contract([(x, "xi"), (y, "yj"), (z, "zk"), (flux[i], "xyz")], "ijk", sizes)
+            for i, (x, y, z) in enumerate(bases)
+        ]
+    )
+    program = builder.build([Output(total, (0,)), Output(flux[0], (0,))]).program
+    got, got_flux = call(program, b, g, u, *(np.ascontiguousarray(d[:, m]) for m in range(3)))
+
+    tables = [(g, b, b), (b, g, b), (b, b, g)]
+    grad = [np.einsum("xa,yb,zc,eabc->exyz", *t, u) for t in tables]
+    fluxes = [sum(d[:, abs(i - j)] * grad[j] for j in range(3)) for i in range(3)]
+    want = sum(np.einsum("xi,yj,zk,exyz->eijk", *t, w) for t, w in zip(tables, fluxes, strict=True))
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-13 * q**3)
+    np.testing.assert_allclose(got_flux, fluxes[0], rtol=0, atol=1e-14 * n**3)
+
+
+def test_traced_and_constant_bases_give_the_same_bits() -> None:
+    rng = np.random.default_rng(0)
+    b, u = random(rng, (5, 4), "float64"), random(rng, (37, 4, 4, 4), "float64")
+    spec = "xa,yb,zc,eabc->exyz"
+    traced, arguments = einsum_program(spec, "e", (b, b, b, u))
+    constant, rest = einsum_program(spec, "e", (b, b, b, u), constants=(0, 1, 2))
+    assert len(arguments) == 2 and len(rest) == 1
+    np.testing.assert_array_equal(call(traced, *arguments)[0], call(constant, *rest)[0])
+
+
+def test_results_that_are_operands() -> None:
+    """A program may return an input, twice the same value, or a value shared by all elements."""
+    double = np.dtype("float64")
+    builder = Builder(1)
+    a = builder.input(Input((0,), (3,), double))
+    s = builder.input(Input((), (3,), double))
+    twice = builder.map("add", a, a)
+    shared = builder.map("add", s, s)
+    mixed = builder.map("add", shared, a)
+    outputs = [Output(x, (0,)) for x in (a, twice, twice, shared, mixed)]
+    program = builder.build(outputs).program
+    x, y = np.arange(33.0).reshape(11, 3), np.array([0.5, 1.5, 2.5])
+    got = call(program, x, y)
+    for result, want in zip(got, (x, 2 * x, 2 * x, 2 * y + 0 * x, 2 * y + x), strict=True):
+        np.testing.assert_array_equal(result, want)
+
+
+# ---- Batch axes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex64"])
+@pytest.mark.parametrize(
+    ("spec", "batch"),
+    [
+        ("ceij,ejk->ceik", "ce"),
+        ("ceij,ejk->ecik", "ce"),
+        ("ecij,ejk->ceik", "ce"),
+        ("cij,ejk->ecik", "ec"),
+        ("cij,ejk->cik", "ec"),
+        ("cij,ejk->eik", "ec"),
+        ("cij,ejk->ik", "ec"),
+        ("ceij,ejk->ik", "ce"),
+        ("ceij,ejk->eik", "ce"),
+        ("ceij,ecjk->cik", "ce"),
+        ("dceij,ejk,dkl->cil", "cde"),
+        ("dceij,ejk,dkl->dil", "cde"),
+        ("dceij,ejk,dkl->ecil", "cde"),
+        ("dceij,ejk,dkl->edcil", "cde"),
+        ("ij,ejk->ik", "e"),
+    ],
+)
+def test_batch_axes(spec: str, batch: str, dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    for c, d, e in [(3, 2, 11), (1, 5, 8), (17, 1, 2), (2, 3, 1)]:
+        sizes = {"c": c, "d": d, "e": e, "i": 3, "j": 4, "k": 2, "l": 5}
+        shapes = [tuple(sizes[label] for label in term) for term in spec.split("->")[0].split(",")]
+        check_einsum(
+            spec, batch, *(random(rng, shape, dtype) for shape in shapes), terms=c * d * e
+        )
+
+
+def test_outputs_that_sum_over_different_axes() -> None:
+    """No one order of the elements suits all sums: they need several passes."""
+    rng = np.random.default_rng(0)
+    x, y = random(rng, (7, 13, 3), "float64"), random(rng, (13, 3), "float64")
+    double = np.dtype("float64")
+    builder = Builder(2)
+    a = builder.input(Input((0, 1), (3,), double))
+    b = builder.input(Input((1,), (3,), double))
+    value = builder.contract([(a, "i"), (b, "i")], "i", {"i": 3})
+    kept: list[tuple[int, ...]] = [(0, 1), (1, 0), (0,), (1,), ()]
+    outputs = [Output(value, axes) for axes in kept] + [Output(b, (1,)), Output(b, ())]
+    got = call(builder.build(outputs).program, x, y)
+    full = x * y
+    wants = [full, full.swapaxes(0, 1), full.sum(1), full.sum(0), full.sum((0, 1)), y, y.sum(0)]
+    for result, want in zip(got, wants, strict=True):
+        assert result.shape == want.shape
+        np.testing.assert_allclose(result, want, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("extents", [(0, 3), (3, 0), (0, 0)])
+def test_no_elements(extents: tuple[int, int]) -> None:
+    double = np.dtype("float64")
+    builder = Builder(2)
+    a = builder.input(Input((0, 1), (2,), double))
+    b = builder.input(Input((1,), (2,), double))
+    value = builder.contract([(a, "i"), (b, "i")], "i", {"i": 2})
+    outputs = [Output(value, axes) for axes in [(0, 1), (0,), (1,), ()]] + [Output(b, (1,))]
+    x, y = np.ones((*extents, 2)), np.ones((extents[1], 2))
+    got = call(builder.build(outputs).program, x, y)
+    for result, want in zip(got, [x, x.sum(1), x.sum(0), x.sum((0, 1)), y], strict=True):
+        np.testing.assert_array_equal(result, want)
+
+
+def test_long_sums_are_accurate() -> None:
+    """A running sum over this many elements would be wrong in the fourth digit."""
+    x = np.full((300_001, 1), 0.1, np.float32)
+    program, arguments = einsum_program("ei->i", "e", (x,))
+    (got,) = call(program, *arguments)
+    want = np.float64(np.float32(0.1)) * 300_001
+    assert abs(float(got[0]) - want) < 2e-6 * want
+
+
+# ---- Values that are not numbers ---------------------------------------------------------------
+
+
+def test_not_a_number_stays_in_its_element() -> None:
+    rng = np.random.default_rng(0)
+    b = random(rng, (4, 3), "float64")
+    for elements in (1, 5, 13, 40):
+        u = random(rng, (elements, 3, 3), "float64")
+        clean = u.copy()
+        u[elements // 2, 1, 1] = np.nan
+        u[elements - 1, 0, 0] = np.inf
+        program, arguments = einsum_program("xa,yb,eab->exy", "e", (b, b, u))
+        got = np.asarray(call(program, *arguments)[0])
+        good = np.ones(elements, bool)
+        good[[elements // 2, elements - 1]] = False
+        np.testing.assert_array_equal(np.asarray(call(program, b, clean)[0])[good], got[good])
+        assert not np.isfinite(got[~good]).any()
+
+
+def test_nothing_is_skipped_because_it_is_zero() -> None:
+    u = np.full((9, 3, 3), np.inf)
+    program, arguments = einsum_program("xa,eab->exb", "e", (np.zeros((2, 3)), u))
+    assert np.isnan(call(program, *arguments)[0]).all()
+    program, arguments = einsum_program("eab,eab->eab", "e", (np.zeros_like(u), u))
+    assert np.isnan(call(program, *arguments)[0]).all()
+
+
+def test_floating_point_flags_are_left_alone() -> None:
+    """Unused lanes compute with copies of real values, so they raise nothing of their own."""
+    program, arguments = einsum_program("eij,ejk->eik", "e", (np.ones((1, 3, 3)),) * 2)
+    with np.errstate(all="raise"):
+        np.testing.assert_array_equal(call(program, *arguments)[0], 3 * np.ones((1, 3, 3)))
+
+
+# ---- Declining, and errors ---------------------------------------------------------------------
+
+
+def declined(program: ElementProgram, extents: tuple[int, ...]) -> str:
+    found = lower(plan(program), extents)
+    assert isinstance(found, Declined), found
+    return found.reason
+
+
+def test_declines_what_it_cannot_do() -> None:
+    integers = np.ones((4, 2, 2), np.int32)
+    program, _ = einsum_program("eij,ejk->eik", "e", (integers, integers))
+    assert "int32" in declined(program, (4,))
+    builder = Builder(1)
+    a = builder.input(Input((0,), (2,), np.dtype("float64")))
+    b = builder.input(Input((0,), (2,), np.dtype("float32")))
+    program = builder.build([Output(builder.map("add", a, b), (0,))]).program
+    assert "float32, float64" in declined(program, (4,))
+    program, _ = einsum_program("eij->eji", "e", (np.ones((2, 200, 200)),))
+    assert "exceed the on-chip limit" in declined(program, (2,))
+
+
+def test_wrong_shapes_are_errors() -> None:
+    a = np.ones((4, 2, 2))
+    program, _ = einsum_program("eij,ejk->eik", "e", (a, a))
+    found = kernel(program, [a.shape, a.shape])
+    shape = jax.ShapeDtypeStruct((4, 2, 2), np.float64)
+    single = jax.ShapeDtypeStruct((4, 2, 2), np.float32)
+    run = jax.ffi.ffi_call
+
+    def message(attempt: Callable[[], Any]) -> str:
+        with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+            jax.block_until_ready(attempt())
+        return str(caught.value)
+
+    bad = np.ones((5, 2, 2))
+    text = message(lambda: run(found.target, [shape])(a, bad, **found.attributes))
+    assert "jaxmagma_cpu: operand 1 of shape (5, 2, 2)" in text
+    text = message(lambda: run(found.target, [single])(a, a, **found.attributes))
+    assert "jaxmagma_cpu: result 0 has the wrong dtype" in text
+    text = message(lambda: run(found.target, [shape])(a, **found.attributes))
+    assert "jaxmagma_cpu: too few operands" in text
+    code = found.attributes["plan"].copy()
+    for position in range(len(code)):
+        wrong = {**found.attributes, "plan": code[:position]}
+        text = message(lambda: run(found.target, [shape])(a, a, **wrong))  # noqa: B023
+        assert "jaxmagma_cpu: the attribute 'plan'" in text
+
+
+def test_no_attribute_crashes() -> None:
+    """Any single number of the plan may be anything: an error or a wrong result, not a crash."""
+    a = np.ones((4, 2, 2))
+    program, _ = einsum_program("xi,exj,ejk->eik", "e", (np.ones((2, 2)), a, a))
+    found = kernel(program, [(2, 2), a.shape, a.shape])
+    shape = jax.ShapeDtypeStruct((4, 2, 2), np.float64)
+    code = found.attributes["plan"]
+    for position in range(len(code)):
+        for value in (-1, 0, 1, 7, 1 << 19, 1 << 40):
+            wrong = code.copy()
+            wrong[position] = value
+            try:
+                attributes = {**found.attributes, "plan": wrong}
+                run = jax.ffi.ffi_call(found.target, [shape])
+                jax.block_until_ready(run(np.ones((2, 2)), a, a, **attributes))
+            except jax.errors.JaxRuntimeError:
+                pass
+
+
+# ---- Threads and instruction sets ----------------------------------------------------------------
+
+
+def sweep() -> str:
+    """Some of everything, large enough for several threads; the sums' bits as text."""
+    rng = np.random.default_rng(0)
+    for dtype in DTYPES:
+        for n in (1, 2, 3, 5, 8):
+            b, u = random(rng, (n + 1, n), dtype), random(rng, (21, n, n), dtype)
+            d = random(rng, (21, n + 1, n + 1), dtype)
+            check_einsum("xi,yj,exy,xk,yl,ekl->eij", "e", b, b, d, b, b, u)
+            check_einsum("eij,ejk->eik", "e", u, u)
+            check_einsum("eij->ji", "e", u, terms=21)
+    bits = []
+    for elements, n in [(20_011, 3), (5_000, 7)]:
+        u, v = random(rng, (elements, n, n), "float64"), random(rng, (elements, n, n), "float64")
+        program, arguments = einsum_program("eij,ejk->ik", "e", (u, v))
+        (total,) = call(program, *arguments)
+        np.testing.assert_allclose(total, np.einsum("eij,ejk->ik", u, v), rtol=0, atol=1e-9)
+        bits.append(np.asarray(total).tobytes().hex())
+    return native_name() + " " + " ".join(bits)
+
+
+def native_name() -> str:
+    module = native.load("cpu")
+    assert not isinstance(module, str), module
+    return str(module.instruction_set())
+
+
+def sweep_elsewhere(**env: str) -> str:
+    """The result of ``sweep`` in a process with other environment variables."""
+    command = [sys.executable, "-P", __file__]
+    done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["baseline", "avx2", "avx512"])
+def test_instruction_sets(name: str) -> None:
+    out = sweep_elsewhere(JAXMAGMA_CPU_ISA=name)
+    # A machine or a build without the set falls back to the one that all have.
+    assert out.split()[0] in (name, "baseline")
+
+
+@pytest.mark.slow
+def test_sums_do_not_depend_on_the_number_of_threads() -> None:
+    results = {sweep_elsewhere(PJRT_NPROC=str(threads)) for threads in (1, 2, 7)}
+    assert results == {sweep()}
+
+
+def test_many_calls_at_once() -> None:
+    """Calls that share the pool, and the caller's own thread, neither wait for ever nor mix."""
+    rng = np.random.default_rng(0)
+    u = random(rng, (20_000, 4, 4), "float64")
+    b = random(rng, (5, 4), "float64")
+    program, arguments = einsum_program("xa,yb,eab->exy", "e", (b, b, u))
+    once = call(program, *arguments)[0]
+
+    @jax.jit
+    def many(b: jax.Array, u: jax.Array) -> list[jax.Array]:
+        return [call(program, b * s, u)[0] for s in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)]
+
+    for scale, result in zip((1.0, 2.0, 4.0, 8.0, 16.0, 32.0), many(b, u), strict=True):
+        np.testing.assert_array_equal(result, once * scale**2)
+    results = [jnp.asarray(call(program, *arguments)[0]) for _ in range(20)]
+    for result in results:
+        np.testing.assert_array_equal(result, once)
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_enable_x64", True)
+    print(sweep())
