@@ -1,0 +1,67 @@
+"""The options of the command line."""
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import NoReturn
+
+from fem_demo.integrators import INTEGRATORS
+from fem_demo.mesh import COARSE_MESHES
+from fem_demo.problems import PROBLEMS
+from fem_demo.simulation import Configuration
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Ends with the exit code 2 after one line, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows the defaults that are values; None is the problem's choice."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default is None or isinstance(action.default, bool):
+            return action.help
+        return super()._get_help_string(action)
+
+
+def command_line() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog="fem_demo",
+        description="High-order Lagrangian hydrodynamics on jaxmagma.",
+        epilog="Mesh, refinement and end time are by default the problem's own.",
+        formatter_class=_Defaults,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "problem",
+        nargs="?",
+        metavar="PROBLEM",
+        help=", ".join(PROBLEMS),
+    )
+    add("--dim", type=int, choices=(1, 2, 3), help="default: that of the mesh, or 2")
+    add("--order", type=int, metavar="K", help="degree of position and velocity")
+    add("--refine", type=int, metavar="R", help="times that the mesh is refined")
+    add("--mesh", metavar="NAME", help=", ".join(COARSE_MESHES))
+    add("--t-final", type=float, metavar="T", help="the time to end at")
+    add("--integrator", metavar="NAME", help=" or ".join(INTEGRATORS))
+    add("--cfl", type=float, metavar="C", help="time step over the stable one")
+    add("--e0", type=float, metavar="E0", help="energy of the blast, in all orthants together")
+    add("--cg-tol", type=float, metavar="TOL", help="relative tolerance of the solves")
+    add("--cg-max-iter", type=int, metavar="N", help="most iterations of a solve")
+    add("--max-steps", type=int, metavar="N", help="end after N steps, if not at T before")
+    add("--platform", choices=("cpu", "gpu"), help="default: whatever there is")
+    add("--out", type=Path, metavar="DIR", default=Path("fem_demo_output"), help="for the files")
+    add("--json", type=Path, metavar="FILE", help="write a summary, with the rates of the phases")
+    add(
+        "--plot",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="a picture of the density on the curved mesh",
+    )
+    add("--vtk", action="store_true", help="a file for ParaView")
+    parser.set_defaults(**asdict(Configuration()))
+    return parser

@@ -1,0 +1,177 @@
+"""The semi-discrete equations: from a state (x, v, e) to (dx/dt, dv/dt, de/dt).
+
+    M_v dv/dt = -F 1 (+ gravity)        one constrained solve per component
+    M_e de/dt = F^T v (+ heat source)   one solve over all elements
+        dx/dt = v
+
+F integrates the stress against velocity gradients.  Both mass matrices are constant in time, since
+every quadrature point carries its mass with it.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fem_demo import operators
+from fem_demo.basis import ReferenceElement
+from fem_demo.cg import Solution, conjugate_gradients
+from fem_demo.physics import Material, respond
+from fem_demo.problems import Physics
+from fem_demo.spaces import Numbering, assemble, restrict
+
+
+class State(NamedTuple):
+    x: jax.Array  # (dim, nodes), position
+    v: jax.Array  # (dim, nodes), velocity
+    e: jax.Array  # (e, z, y, x), Bernstein coefficients of the specific internal energy
+
+
+class PointData(NamedTuple):
+    """Everything the forces need from the quadrature points, at one state."""
+
+    stress: jax.Array  # (g, c, e, points...)
+    heat: jax.Array | None  # (e, points...), the heat source times w |J|
+    time_step: jax.Array  # (), the largest stable one
+
+
+class Controls(NamedTuple):
+    """Numbers that may change without compiling anew."""
+
+    cfl: jax.Array
+    cg_tolerance: jax.Array
+    cg_max_iterations: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Hydrodynamics:
+    """One discretised problem; an argument of the compiled functions, not a constant in them."""
+
+    element: ReferenceElement = field(metadata={"static": True})
+    physics: Physics = field(metadata={"static": True})
+    numbering: Numbering
+    material: Material
+    velocity_mass: jax.Array  # (e, points...), rho0(X) |J0| w with the density as a function
+    inverse_diagonal: jax.Array  # (nodes,), of the full velocity mass matrix
+    gravity_force: jax.Array | None  # (dim, nodes), M_v times the acceleration
+    controls: Controls
+
+    @property
+    def dim(self) -> int:
+        return self.element.dim
+
+
+def point_data(hydro: Hydrodynamics, state: State) -> PointData:
+    """Stress, heat and stable time step at the quadrature points of a state."""
+    element, physics, material = hydro.element, hydro.physics, hydro.material
+
+    def flat(field: jax.Array) -> jax.Array:
+        """All points in one axis: a long loop for the physics, whatever the element."""
+        return field.reshape(*field.shape[: -1 - element.dim], -1)
+
+    def reference_gradient(field: jax.Array) -> jax.Array:
+        return flat(operators.gradient(element, field))  # (g, m, points)
+
+    positions = restrict(hydro.numbering, state.x)  # (dim, e, z, y, x)
+    energy = operators.evaluate(operators.energy_tables(element), state.e[None])[0]
+    velocity_gradient = None
+    if physics.viscous:
+        velocity_gradient = reference_gradient(restrict(hydro.numbering, state.v))
+    response = respond(
+        material,
+        element.order,
+        reference_gradient(positions),
+        flat(energy),
+        velocity_gradient,
+        physics.vorticity_factor,
+    )
+    heat = None
+    if physics.planar_heat_source is not None and hydro.dim == 2:
+        x = operators.evaluate(operators.node_tables(element), positions)
+        source = flat(physics.planar_heat_source(x))
+        heat = (material.weights * response.volume * source).reshape(energy.shape)
+    stress = response.stress.reshape(*response.stress.shape[:2], *energy.shape)
+    time_step = hydro.controls.cfl / jnp.max(response.inverse_time_step)
+    return PointData(stress, heat, time_step)
+
+
+def velocity_mass(hydro: Hydrodynamics, velocity: jax.Array) -> jax.Array:
+    """M_v, unconstrained: ``(m, nodes) -> (m, nodes)``."""
+    copies = restrict(hydro.numbering, velocity)
+    products = operators.mass(hydro.element.values, hydro.velocity_mass, copies)
+    return assemble(hydro.numbering, products)
+
+
+def energy_mass(hydro: Hydrodynamics, energy: jax.Array) -> jax.Array:
+    """M_e: ``(1, e, z, y, x) -> (1, e, z, y, x)``."""
+    return operators.mass(hydro.element.energy_values, hydro.velocity_mass, energy)
+
+
+def solve_velocity(hydro: Hydrodynamics, rhs: jax.Array) -> Solution:
+    """M_v dv = rhs with the wall components held at zero; all components in one batch.
+
+    The direction of the solve vanishes on the walls, so zeroing the product there constrains the
+    operator.
+    """
+    free = hydro.numbering.free
+    return conjugate_gradients(
+        lambda v: free * velocity_mass(hydro, v),
+        free * rhs,
+        hydro.controls.cg_tolerance,
+        hydro.controls.cg_max_iterations,
+        hydro.inverse_diagonal[None],
+    )
+
+
+def solve_energy(hydro: Hydrodynamics, rhs: jax.Array) -> Solution:
+    """M_e de = rhs, block diagonal but solved as one system without preconditioner."""
+    return conjugate_gradients(
+        lambda e: energy_mass(hydro, e),
+        rhs[None],
+        hydro.controls.cg_tolerance,
+        hydro.controls.cg_max_iterations,
+    )
+
+
+def momentum_rhs(hydro: Hydrodynamics, points: PointData) -> jax.Array:
+    rhs = -assemble(hydro.numbering, operators.force(hydro.element, points.stress))
+    return rhs if hydro.gravity_force is None else rhs + hydro.gravity_force
+
+
+def energy_rhs(hydro: Hydrodynamics, points: PointData, velocity: jax.Array) -> jax.Array:
+    velocities = restrict(hydro.numbering, velocity)
+    density = operators.power(hydro.element, points.stress, velocities)
+    if points.heat is not None:
+        density = density + points.heat
+    return operators.integrate(operators.energy_tables(hydro.element), density[None])[0]
+
+
+def acceleration(hydro: Hydrodynamics, points: PointData) -> tuple[jax.Array, jax.Array]:
+    """dv/dt, and the number of CG iterations of each component."""
+    solution = solve_velocity(hydro, momentum_rhs(hydro, points))
+    return solution.x, solution.iterations
+
+
+def heating(
+    hydro: Hydrodynamics, points: PointData, velocity: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """de/dt for a given velocity, and the number of CG iterations."""
+    solution = solve_energy(hydro, energy_rhs(hydro, points, velocity))
+    return solution.x[0], solution.iterations[0]
+
+
+class Energies(NamedTuple):
+    internal: jax.Array
+    kinetic: jax.Array
+
+
+def energies(hydro: Hydrodynamics, state: State) -> Energies:
+    """sum_q m e and 1/2 sum_q m |v|^2."""
+    element = hydro.element
+    e = operators.evaluate(operators.energy_tables(element), state.e[None])[0]
+    velocities = restrict(hydro.numbering, state.v)
+    v = operators.evaluate(operators.node_tables(element), velocities)
+    mass = hydro.material.mass.reshape(e.shape)
+    return Energies(jnp.sum(mass * e), 0.5 * jnp.sum(mass[None] * v * v))

@@ -1,0 +1,135 @@
+"""What happens at one quadrature point: equation of state, artificial viscosity, time step.
+
+With J the Jacobian reference -> current, J0 the same on the initial mesh, V' the reference gradient
+of the velocity and m = rho0 |J0| w the mass that the point carries for ever:
+
+    rho   = m / (w |J|)                            mass conservation
+    p     = (gamma - 1) rho e,  c_s = sqrt(gamma (gamma - 1) e)      with e clipped at 0
+    D     = sym(V' J^-1),  (mu, s) = its smallest eigenvalue and eigenvector
+    h     = h0 |J J0^-1 s|                         length scale along the direction of compression
+    nu    = 2 rho h^2 |mu| + (1/2) rho h c_s psi [compression]
+    sigma = -p I + nu D
+    1/dt  = c_s / h_min + 2.5 nu / (rho h_min^2),  h_min = smallest singular value of J over k
+    S     = w |J| sigma J^-T = w sigma adj(J)^T    what the force integrates
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fem_demo.matrices import (
+    Matrix,
+    adjugate,
+    apply,
+    determinant,
+    eigen,
+    largest_singular_value,
+    positive_or_one,
+    squared_norm,
+    stack,
+    total,
+    transpose,
+    unstack,
+)
+
+
+# The linear viscosity term is on for mu <= SWITCH and off for mu >= 3 SWITCH, on an absolute scale.
+SWITCH = 1e-12
+
+
+class Material(NamedTuple):
+    """What the points keep from the initial mesh.  All points stand in one axis."""
+
+    mass: jax.Array  # (points,), rho0 |J0| w
+    gamma: jax.Array  # (points,)
+    weights: jax.Array  # (points,), w
+    inverse_jacobian: jax.Array  # (dim, dim, points), J0^-1
+    length: jax.Array  # (), h0
+
+
+class Response(NamedTuple):
+    stress: jax.Array  # (g, c, points), S with the reference direction first
+    inverse_time_step: jax.Array  # (points,), 1/dt for cfl = 1
+    volume: jax.Array  # (points,), |J|
+
+
+def compression(mu: jax.Array) -> jax.Array:
+    """1 for mu <= SWITCH, 0 for mu >= 3 SWITCH, a smooth cubic in between."""
+    y = jnp.clip((mu - SWITCH) / (2 * SWITCH), 0.0, 1.0)
+    return 1 - (3 - 2 * y) * y * y
+
+
+def kinematic_viscosity(
+    material: Material,
+    jacobian: Matrix,
+    velocity_gradient: Matrix,
+    sound: jax.Array,
+    vorticity_factor: bool,
+) -> jax.Array:
+    """nu / rho."""
+    n = range(len(jacobian))
+    L = velocity_gradient
+    mu, s, _ = eigen([[0.5 * (L[i][j] + L[j][i]) for j in n] for i in n])
+    stretched = apply(jacobian, apply(unstack(material.inverse_jacobian), s))
+    h = material.length * jnp.sqrt(squared_norm(stretched) / squared_norm(s))
+
+    psi = jnp.ones_like(mu)
+    if vorticity_factor:  # less viscosity where the flow turns rather than compresses
+        norm = jnp.sqrt(total([squared_norm(row) for row in L]))
+        trace = jnp.abs(total([L[i][i] for i in n]))
+        psi = jnp.where(norm > 0, trace / positive_or_one(norm), 1.0)
+    return h * (2 * h * jnp.abs(mu) + 0.5 * sound * psi * compression(mu))
+
+
+def respond(
+    material: Material,
+    order: int,
+    jacobian: jax.Array,
+    energy: jax.Array,
+    reference_velocity_gradient: jax.Array | None,
+    vorticity_factor: bool = False,
+) -> Response:
+    """The response of each point; without a velocity gradient there is no viscosity.
+
+    ``jacobian`` and ``reference_velocity_gradient`` are ``(g, m, points)``, the reference direction
+    first, as `operators.gradient` makes them.
+    """
+    directions = range(len(jacobian))
+    J = transpose(unstack(jacobian))
+    adj = adjugate(J)
+    det = determinant(J, adj)
+    inverse_det = 1 / det
+    energy = jnp.maximum(energy, 0.0)
+    specific_pressure = (material.gamma - 1) * energy  # p / rho
+    sound = jnp.sqrt(material.gamma * specific_pressure)
+    # The singular values of adj(J) are the products of all but one singular value of J, so
+    # 1/h_min comes from the largest of them, which suffers no cancellation however flat J is.
+    inverse_h = order * largest_singular_value(adj) * jnp.abs(inverse_det)
+    inverse_time_step = sound * inverse_h
+
+    cofactors = stack(adj)  # (g, m, points)
+    weighted_density = material.mass * inverse_det  # w rho
+    weighted_pressure = weighted_density * specific_pressure
+    if reference_velocity_gradient is None:
+        stress = -weighted_pressure[None, None] * cofactors  # (g, c, points)
+    else:
+        terms = [reference_velocity_gradient[g][:, None] * cofactors[g][None] for g in directions]
+        L = total(terms) * inverse_det[None, None]  # (c, m, points)
+        nu = kinematic_viscosity(material, J, unstack(L), sound, vorticity_factor)
+        inverse_time_step = inverse_time_step + 2.5 * nu * inverse_h**2
+        twice_D = L + jnp.swapaxes(L, 0, 1)
+        half_nu = 0.5 * weighted_density * nu
+
+        def row(cofactors_g: jax.Array) -> jax.Array:
+            sheared = total([twice_D[:, m] * cofactors_g[m][None] for m in directions])
+            return half_nu[None] * sheared - weighted_pressure[None] * cofactors_g
+
+        # A loop over the directions, because XLA would fuse the long chain of operations that leads
+        # to nu into the assembly of the stress and run it again for each of its components.
+        stress = lax.map(row, cofactors)  # (g, c, points)
+
+    # A point that turned inside out asks for a time step of zero, so the step is repeated.
+    inverse_time_step = jnp.where(det < 0, jnp.inf, inverse_time_step)
+    return Response(stress, inverse_time_step, det)

@@ -1,0 +1,153 @@
+"""Rates of the phases of a run, in millions of unknowns (or points) processed per second.
+
+The time loop is one compiled program, in which a phase cannot be timed.  So each phase is timed by
+itself after the run, on the final state, and its cost is multiplied by the exact number of times
+that the run performed it.  The rates are then, with T the time of the phase,
+
+    cg_h1             H1 dofs * (CG iterations summed over components // dim) / T
+    cg_l2             L2 dofs * CG iterations / T
+    forces            (H1 + L2 dofs) * evaluations / T, F and its transpose together
+    update_quad_data  quadrature points * evaluations / T
+    major_kernels     the work of cg_h1, forces and update_quad_data over the sum of their times
+
+with T in microseconds.  The H1 sweeps are timed on all components at once, as they run.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fem_demo.hydrodynamics import (
+    Hydrodynamics,
+    energy_rhs,
+    momentum_rhs,
+    point_data,
+    solve_energy,
+    solve_velocity,
+)
+from fem_demo.simulation import Progress, Simulation
+
+
+MEASURE_SECONDS = 0.05  # per phase
+SOLVE_ITERATIONS = 20
+
+
+class PhaseSeconds(NamedTuple):
+    """The cost of one sweep of each solve and of one evaluation of each of the rest."""
+
+    cg_h1: float
+    cg_l2: float
+    forces: float
+    update_quad_data: float
+
+
+class Rates(NamedTuple):
+    cg_h1: float
+    cg_l2: float
+    forces: float
+    update_quad_data: float
+    major_kernels: float
+
+
+def _waves(shape: tuple[int, ...]) -> jax.Array:
+    """A right-hand side on which CG does not finish early."""
+    size = 1
+    for extent in shape:
+        size *= extent
+    return jnp.sin(jnp.arange(size, dtype=jnp.float64) ** 2).reshape(shape)
+
+
+Phase = Callable[[Hydrodynamics, Progress], Progress]
+
+# Each phase perturbs what it started from by its result times this: nothing changes, but a loop
+# over the phase cannot hoist it.
+NOTHING = 1e-300
+
+
+def _cg_h1(hydro: Hydrodynamics, p: Progress) -> Progress:
+    v = p.state.v + NOTHING * solve_velocity(hydro, p.state.v).x
+    return p._replace(state=p.state._replace(v=v))
+
+
+def _cg_l2(hydro: Hydrodynamics, p: Progress) -> Progress:
+    e = p.state.e + NOTHING * solve_energy(hydro, p.state.e).x[0]
+    return p._replace(state=p.state._replace(e=e))
+
+
+def _forces(hydro: Hydrodynamics, p: Progress) -> Progress:
+    v = p.state.v + NOTHING * momentum_rhs(hydro, p.points)
+    e = p.state.e + NOTHING * energy_rhs(hydro, p.points, p.state.v)
+    stress = p.points.stress * (1 + NOTHING * e.ravel()[0])
+    return p._replace(state=p.state._replace(v=v, e=e), points=p.points._replace(stress=stress))
+
+
+def _update_quad_data(hydro: Hydrodynamics, p: Progress) -> Progress:
+    points = point_data(hydro, p.state)
+    nothing = NOTHING * (points.time_step + points.stress.ravel()[0])
+    return p._replace(state=jax.tree.map(lambda s: s + nothing, p.state), points=points)
+
+
+@partial(jax.jit, static_argnames="phase")
+def _repeat(hydro: Hydrodynamics, start: Progress, phase: Phase, rounds: jax.Array) -> Progress:
+    """Rounds inside one program: the cost of starting it does not count as the phase's."""
+    return lax.fori_loop(0, rounds, lambda _, p: phase(hydro, p), start)
+
+
+def _seconds_per_round(hydro: Hydrodynamics, start: Progress, phase: Phase) -> float:
+    def seconds(rounds: int) -> float:
+        began = time.perf_counter()
+        jax.block_until_ready(_repeat(hydro, start, phase, jnp.asarray(rounds)))
+        return time.perf_counter() - began
+
+    seconds(1)
+    rounds = max(1, int(MEASURE_SECONDS / seconds(1)))
+    return min(seconds(rounds) for _ in range(3)) / rounds
+
+
+def phase_seconds(simulation: Simulation) -> PhaseSeconds:
+    """Each phase by itself, on the state where the simulation stands."""
+    p, hydro = simulation.progress, simulation.hydro
+    endless = hydro.controls._replace(
+        cg_tolerance=jnp.zeros(()), cg_max_iterations=jnp.asarray(SOLVE_ITERATIONS)
+    )
+    solving = replace(hydro, controls=endless)
+    v, e = _waves(p.state.v.shape), _waves(p.state.e.shape)
+    waves = p._replace(state=p.state._replace(v=v, e=e))
+    return PhaseSeconds(
+        cg_h1=_seconds_per_round(solving, waves, _cg_h1) / SOLVE_ITERATIONS,
+        cg_l2=_seconds_per_round(solving, waves, _cg_l2) / SOLVE_ITERATIONS,
+        forces=_seconds_per_round(hydro, p, _forces),
+        update_quad_data=_seconds_per_round(hydro, p, _update_quad_data),
+    )
+
+
+def rates(simulation: Simulation, cost: PhaseSeconds | None = None) -> Rates:
+    """The rates of a finished run."""
+    cost = phase_seconds(simulation) if cost is None else cost
+    work = [int(count) for count in jax.device_get(simulation.progress.work)]
+    iterations, sweeps, energy_iterations, forces, updates = work
+    h1, l2 = simulation.dofs_h1, simulation.dofs_l2
+    points = simulation.mesh.element_count * simulation.element.points_per_axis**simulation.mesh.dim
+
+    amounts = (
+        1e-6 * h1 * (iterations // simulation.mesh.dim),
+        1e-6 * l2 * energy_iterations,
+        1e-6 * (h1 + l2) * forces,
+        1e-6 * points * updates,
+    )
+    times = (
+        cost.cg_h1 * sweeps,
+        cost.cg_l2 * energy_iterations,
+        cost.forces * forces,
+        cost.update_quad_data * updates,
+    )
+    speeds = [amount / seconds for amount, seconds in zip(amounts, times, strict=True)]
+    major = (0, 2, 3)
+    total = sum(amounts[i] for i in major) / sum(times[i] for i in major)
+    return Rates(speeds[0], speeds[1], speeds[2], speeds[3], total)

@@ -1,0 +1,191 @@
+"""Runs the verification table: ``python -m fem_demo.verify [ROW ...] [--tight]``.
+
+The reference values are those of the published runs of the same scheme, to all digits: with solves
+at the default tolerance, where the result depends on the path of every CG solve, and with solves
+to round-off (``--tight``), where it does not.
+
+A row passes when the steps, the repeated steps and the printed dt agree and |e| differs relatively
+by at most 1e-10 (tight), or ten times the row's sensitivity to the tolerance (default).
+"""
+
+import sys
+from dataclasses import dataclass, replace
+
+import jax
+
+from fem_demo.arguments import OneLineParser
+from fem_demo.simulation import Configuration, Simulation
+
+
+TIGHT_TOLERANCE = 1e-10
+STANDARD_ROWS = (1, 2, 3, 6)
+
+
+@dataclass(frozen=True)
+class Reference:
+    step: int
+    repeats: int
+    dt: float
+    e_norm: float
+
+
+@dataclass(frozen=True)
+class Row:
+    number: int
+    configuration: Configuration
+    default: Reference
+    tight_e_norm: float  # steps, repeats and dt are the same
+
+    @property
+    def sensitivity(self) -> float:
+        """The relative change of |e| from the default to the tight solves."""
+        return abs(self.default.e_norm / self.tight_e_norm - 1)
+
+
+def _row(
+    number: int,
+    configuration: Configuration,
+    step: int,
+    repeats: int,
+    dt: float,
+    e_norm: float,
+    tight: float,
+) -> Row:
+    return Row(number, configuration, Reference(step, repeats, dt, e_norm), tight)
+
+
+ROWS = {
+    row.number: row
+    for row in (
+        _row(
+            1,
+            Configuration("taylor-green", mesh="square01_quad", refine=3, t_final=0.75),
+            339, 15, 7.0175102930991e-04, 4.969553734914909e01, 4.969553734912906e01,
+        ),
+        _row(
+            2,
+            Configuration("taylor-green", mesh="cube01_hex", refine=1, t_final=0.75),
+            1041, 17, 1.2084701300670e-04, 3.390963554545013e03, 3.390963554545171e03,
+        ),
+        _row(
+            3,
+            Configuration("sedov", mesh="square01_quad", refine=3, t_final=0.8),
+            1154, 15, 1.6546470345847e-03, 4.630339605298806e01, 4.630339605492373e01,
+        ),
+        _row(
+            4,
+            Configuration("sedov", mesh="cube01_hex", refine=2, t_final=0.6, e0=2.0),
+            560, 7, 2.4492923885847e-03, 1.340861672222597e02, 1.340861672240614e02,
+        ),
+        _row(
+            5,
+            Configuration("sod", mesh="segment01", refine=5, t_final=0.2),
+            413, 7, 4.6972203715057e-04, 3.201207741012931e01, 3.201207741014183e01,
+        ),
+        _row(
+            6,
+            Configuration("triple-point", mesh="rectangle01_quad", refine=2, t_final=3.0),
+            2872, 25, 6.3528618410125e-05, 5.654703909606680e01, 5.654701955282604e01,
+        ),
+        _row(
+            7,
+            Configuration("triple-point", mesh="box01_hex", refine=1, t_final=5.0),
+            858, 18, 4.7384903153924e-04, 5.669150062304384e01, 5.669150062312782e01,
+        ),
+        _row(
+            8,
+            Configuration(
+                "gresho", mesh="square_gresho", refine=3, t_final=0.62831853, order=3,
+                integrator="rk2avg",
+            ),
+            776, 12, 4.5314476622804e-05, 4.098243172607541e02, 4.098243172612428e02,
+        ),
+        _row(
+            9,
+            Configuration("rayleigh-taylor", mesh="rt2D", refine=1, t_final=4.0, order=4),
+            2462, 49, 4.9934334821540e-05, 1.179284867979309e02, 1.179284868260197e02,
+        ),
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outcome:
+    row: Row
+    tight: bool
+    result: Reference
+    wall_s: float
+
+    @property
+    def reference(self) -> Reference:
+        e_norm = self.row.tight_e_norm if self.tight else self.row.default.e_norm
+        return replace(self.row.default, e_norm=e_norm)
+
+    @property
+    def difference(self) -> float:
+        return abs(self.result.e_norm / self.reference.e_norm - 1)
+
+    @property
+    def tolerance(self) -> float:
+        return TIGHT_TOLERANCE if self.tight else 10 * self.row.sensitivity
+
+    @property
+    def passed(self) -> bool:
+        same = (
+            self.result.step == self.reference.step
+            and self.result.repeats == self.reference.repeats
+            and f"{self.result.dt:.6f}" == f"{self.reference.dt:.6f}"
+        )
+        return same and self.difference <= self.tolerance
+
+    def line(self) -> str:
+        r = self.result
+        return (
+            f"{self.row.number:>3} {'tight' if self.tight else 'default':>8} {r.step:>6} "
+            f"{r.repeats:>8} {r.dt:>10.6f} {r.e_norm:>20.13e} {self.reference.e_norm:>20.13e} "
+            f"{self.difference:>9.1e} {self.wall_s:>8.1f}  {'pass' if self.passed else 'FAIL'}"
+        )
+
+
+HEADER = (
+    f"{'row':>3} {'solves':>8} {'steps':>6} {'repeats':>8} {'dt':>10} {'|e|':>20} "
+    f"{'reference':>20} {'relative':>9} {'wall [s]':>8}"
+)
+
+
+def run_row(number: int, tight: bool) -> Outcome:
+    row = ROWS[number]
+    c = row.configuration
+    simulation = Simulation(replace(c, cg_tol=1e-14, cg_max_iter=1000) if tight else c)
+    o = simulation.run()
+    return Outcome(row, tight, Reference(o.step, o.repeats, o.dt, o.e_norm), simulation.wall_s)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = OneLineParser(
+        prog="fem_demo.verify", description="Checks the digits of the verification table."
+    )
+    parser.add_argument(
+        "rows",
+        nargs="*",
+        type=int,
+        metavar="ROW",
+        help=f"1 to {len(ROWS)} (default: {' '.join(map(str, STANDARD_ROWS))})",
+    )
+    parser.add_argument("--tight", action="store_true", help="solves to round-off")
+    arguments = parser.parse_args(argv)
+    rows = arguments.rows or STANDARD_ROWS
+    for number in rows:
+        if number not in ROWS:
+            parser.error(f"there is no row {number}; the rows are 1 to {len(ROWS)}")
+    jax.config.update("jax_enable_x64", True)
+    print(HEADER)
+    outcomes = []
+    for number in rows:
+        outcomes.append(run_row(number, arguments.tight))
+        print(outcomes[-1].line(), flush=True)
+    return 0 if all(outcome.passed for outcome in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

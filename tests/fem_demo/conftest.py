@@ -1,0 +1,12 @@
+"""The demo computes in float64; its own entry functions turn it on, library calls need it on."""
+
+from collections.abc import Iterator
+
+import jax
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def float64() -> Iterator[None]:
+    with jax.enable_x64(True):
+        yield

@@ -1,0 +1,158 @@
+"""The command line, the picture and the VTK file."""
+
+import base64
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from fem_demo import verify
+from fem_demo.__main__ import main
+from fem_demo.vtk import lagrange_cell_order
+
+
+FIELDS = {
+    "problem", "dim", "order", "refine", "step", "t", "dt", "e_norm", "internal_energy",
+    "kinetic_energy", "energy_change", "x_norm", "v_norm", "dofs_h1", "dofs_l2", "wall_s", "rates",
+}  # fmt: skip
+SMALL = ["sedov", "--refine", "1", "--max-steps", "3"]
+
+
+def test_a_run_writes_summary_picture_and_vtk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, file = tmp_path / "deep" / "out", tmp_path / "summary.json"
+    assert main([*SMALL, "--out", str(out), "--json", str(file), "--vtk"]) == 0
+    printed = capsys.readouterr()
+    assert "step 3, t = " in printed.out
+    assert "|e| = " in printed.out
+    assert "energy change = " in printed.out
+    assert "step 3" in printed.err  # the progress bar
+
+    result = json.loads(file.read_text())
+    assert set(result) >= FIELDS
+    assert (result["problem"], result["dim"], result["order"], result["step"]) == ("sedov", 2, 2, 3)
+    assert (result["dofs_h1"], result["dofs_l2"]) == (2 * 9 * 9, 16 * 4)
+    assert set(result["rates"]) == {
+        "cg_h1", "cg_l2", "forces", "update_quad_data", "major_kernels",
+    }  # fmt: skip
+    assert all(rate > 0 for rate in result["rates"].values())
+
+    _check_picture(out / "sedov.png")
+    _check_vtk(out / "sedov.vtu", cells=16, points_per_cell=9, cell_type=70, area=1.0)
+
+
+def _check_picture(path: Path) -> None:
+    from matplotlib.image import imread
+
+    pixels = imread(path)
+    assert min(pixels.shape[:2]) > 500
+    colours = np.unique((pixels[..., :3] * 255).astype(int).reshape(-1, 3), axis=0)
+    assert len(colours) > 100
+
+
+@pytest.mark.parametrize("arguments", [["taylor-green", "--dim", "3"], ["sod", "--dim", "1"]])
+def test_pictures_in_one_and_three_dimensions(arguments: list[str], tmp_path: Path) -> None:
+    assert main([*arguments, "--refine", "1", "--max-steps", "2", "--out", str(tmp_path)]) == 0
+    _check_picture(tmp_path / f"{arguments[0]}.png")
+
+
+def test_no_plot_leaves_no_directory(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert main([*SMALL, "--no-plot", "--out", str(out)]) == 0
+    assert not out.exists()
+
+
+def _decode(array: ElementTree.Element) -> np.ndarray:
+    kinds = {"Float64": "<f8", "Int64": "<i8", "UInt8": "|u1"}
+    payload = base64.b64decode(array.text or "")
+    size = int(np.frombuffer(payload[:8], "<u8")[0])
+    assert size == len(payload) - 8
+    values = np.frombuffer(payload[8:], kinds[array.attrib["type"]])
+    components = int(array.attrib["NumberOfComponents"])
+    return values.reshape(-1, components) if components > 1 else values
+
+
+def _check_vtk(path: Path, cells: int, points_per_cell: int, cell_type: int, area: float) -> None:
+    root = ElementTree.parse(path).getroot()
+    assert root.tag == "VTKFile"
+    assert root.attrib["type"] == "UnstructuredGrid"
+    piece = root.find("UnstructuredGrid/Piece")
+    assert piece is not None
+    assert piece.attrib["NumberOfCells"] == str(cells)
+    assert piece.attrib["NumberOfPoints"] == str(cells * points_per_cell)
+    arrays = {a.attrib["Name"]: _decode(a) for a in root.iter("DataArray")}
+    assert arrays["Points"].shape == (cells * points_per_cell, 3)
+    assert (arrays["types"] == cell_type).all()
+    np.testing.assert_array_equal(arrays["offsets"], np.arange(1, cells + 1) * points_per_cell)
+    np.testing.assert_array_equal(arrays["connectivity"], np.arange(cells * points_per_cell))
+    for name in ("density", "pressure", "energy"):
+        assert arrays[name].shape == (cells * points_per_cell,)
+        assert np.isfinite(arrays[name]).all()
+    assert arrays["velocity"].shape == arrays["Points"].shape
+    assert arrays["density"].min() > 0
+    # The corners come first and go around: the shoelace formula adds up to about the area.
+    x, y, _ = arrays["Points"].reshape(cells, points_per_cell, 3)[:, :4].transpose(2, 0, 1)
+    around = x * np.roll(y, -1, axis=1) - np.roll(x, -1, axis=1) * y
+    assert around.sum() / 2 == pytest.approx(area, rel=1e-2)
+
+
+def test_quadratic_cells_are_ordered_as_vtk_documents() -> None:
+    # Corners, then mid-edges around; the centre last.  The grid positions run x fastest.
+    assert lagrange_cell_order(2, 2).tolist() == [0, 2, 8, 6, 1, 5, 7, 3, 4]
+    assert lagrange_cell_order(3, 1).tolist() == [0, 1, 3, 2, 4, 5, 7, 6]
+    quadratic_hexahedron = [
+        0, 2, 8, 6, 18, 20, 26, 24,  # corners
+        1, 5, 7, 3, 19, 23, 25, 21, 9, 11, 17, 15,  # edges
+        12, 14, 10, 16, 4, 22,  # faces, normal to x, y, z
+        13,
+    ]  # fmt: skip
+    assert lagrange_cell_order(3, 2).tolist() == quadratic_hexahedron
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+def test_every_point_is_listed_once(dim: int, order: int) -> None:
+    assert sorted(lagrange_cell_order(dim, order)) == list(range((order + 1) ** dim))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["kelvin"], "unknown problem 'kelvin'"),
+        (["--mesh", "torus"], "unknown mesh 'torus'"),
+        (["--t-final", "-1"], "t-final must not be negative"),
+        (["--t-final", "soon"], "argument --t-final: invalid float value: 'soon'"),
+        (["--integrator", "rk5"], "unknown integrator 'rk5'"),
+        (["--dim", "4"], "argument --dim"),
+        (["--order", "0"], "order must be at least 1"),
+        (["--dim", "2", "--mesh", "cube01_hex"], "mesh cube01_hex has dimension 3, not 2"),
+        (["sedov", "--mesh", "no"], "unknown mesh"),
+        (["--frobnicate"], "unrecognized arguments: --frobnicate"),
+        (["--out", "{file}"], "cannot write to directory"),
+        (["--out", "{file}/deeper"], "cannot write to directory"),
+        (["--no-plot", "--json", "{file}/x.json"], "cannot write to directory"),
+        (["--no-plot", "--json", "{directory}"], "it is a directory"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    arguments = [a.format(file=file, directory=tmp_path) for a in arguments]
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    assert exit_.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_verify_rejects_rows_that_do_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        verify.main(["12"])
+    assert exit_.value.code == 2
+    assert "there is no row 12" in capsys.readouterr().err

@@ -1,0 +1,107 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fem_demo.integrators import INTEGRATORS, Integrator
+from fem_demo.simulation import Configuration, Simulation
+
+
+def test_rk2avg_conserves_energy_and_rk4_does_not() -> None:
+    settings = {"refine": 2, "t_final": 0.05, "cg_tol": 1e-15, "cg_max_iter": 1000}
+    changes = {}
+    for name in INTEGRATORS:
+        simulation = Simulation(Configuration("sedov", integrator=name, **settings))  # type: ignore[arg-type]
+        o = simulation.run()
+        assert o.kinetic_energy > 0.01
+        changes[name] = simulation.energy_change() / simulation.start.energy
+    assert changes["rk2avg"] < 1e-13
+    assert changes["rk4"] > 1e-9
+
+
+def test_mass_and_momentum_balance_at_order_three() -> None:
+    """The mass that the points carry fills the box; symmetric gas stays symmetric."""
+    simulation = Simulation(Configuration("sedov", order=3, refine=1, t_final=0.1))
+    simulation.run()
+    mass = np.asarray(simulation.hydro.material.mass)
+    assert mass.sum() == pytest.approx(1, rel=1e-14)
+    # The blast is symmetric about the diagonal: u(x, y) = v(y, x).
+    n = simulation.mesh.cells[0] * 3 + 1
+    u, v = np.asarray(simulation.progress.state.v).reshape(2, n, n)
+    np.testing.assert_allclose(u, v.T, atol=1e-6 * np.abs(u).max())
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+def test_orders_converge_on_the_steady_vortex(order: int) -> None:
+    """The Taylor-Green velocity is steady: its error on the moved mesh falls with the order."""
+    simulation = Simulation(Configuration("taylor-green", order=order, refine=2, t_final=0.1))
+    simulation.run()
+    x, v, _ = simulation.progress.state
+    exact = jnp.stack(
+        [
+            jnp.sin(jnp.pi * x[0]) * jnp.cos(jnp.pi * x[1]),
+            -jnp.cos(jnp.pi * x[0]) * jnp.sin(jnp.pi * x[1]),
+        ]
+    )
+    error = float(jnp.max(jnp.abs(v - exact)))
+    assert error < {1: 1e-1, 2: 5e-3, 3: 5e-4, 4: 1e-4}[order]
+
+
+def test_a_run_in_pieces_is_the_same_run() -> None:
+    whole = Simulation(Configuration("sedov", refine=1, t_final=0.1))
+    pieces = Simulation(Configuration("sedov", refine=1, t_final=0.1))
+    reports: list[int] = []
+    a = whole.run()
+    b = pieces.run(lambda now: reports.append(now.step), attempts_between_reports=1)
+    assert a == b
+    assert len(reports) == b.step + b.repeats
+
+
+def test_t_final_zero_makes_no_step() -> None:
+    o = Simulation(Configuration("sedov", refine=1, t_final=0.0)).run()
+    assert (o.step, o.t) == (0, 0.0)
+
+
+def test_an_impossible_run_ends_with_an_error() -> None:
+    """One CG iteration is not enough: the mesh tangles and dt shrinks to nothing."""
+    simulation = Simulation(Configuration("sedov", refine=2, cfl=1e6, t_final=10.0))
+    with pytest.raises(FloatingPointError, match="dt vanished"):
+        simulation.run()
+
+
+def test_float64_is_required() -> None:
+    with jax.enable_x64(False), pytest.raises(RuntimeError, match="jax_enable_x64"):
+        Simulation(Configuration())
+
+
+@pytest.mark.parametrize("integrator", INTEGRATORS.values(), ids=lambda i: i.name)
+def test_tableaus_are_consistent(integrator: Integrator) -> None:
+    """The weights of the result sum to one, and each stage uses only rates that exist by then."""
+    assert sum(integrator.tableau[-1]) == pytest.approx(1)
+    for i, row in enumerate(integrator.tableau):
+        assert len(row) == i + 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"problem": "kelvin"}, "unknown problem 'kelvin'"),
+        ({"mesh": "torus"}, "unknown mesh 'torus'"),
+        ({"integrator": "rk5"}, "unknown integrator 'rk5'"),
+        ({"t_final": -1.0}, "t-final must not be negative"),
+        ({"t_final": float("nan")}, "t-final must not be negative"),
+        ({"order": 0}, "order must be at least 1"),
+        ({"order": 40}, "order must be at most"),
+        ({"refine": -1}, "refine must not be negative"),
+        ({"cfl": 0.0}, "cfl must be positive"),
+        ({"cg_tol": float("inf")}, "cg-tol must be positive"),
+        ({"cg_max_iter": 0}, "cg-max-iter must be at least 1"),
+        ({"max_steps": -1}, "max-steps must not be negative"),
+        ({"dim": 2, "mesh": "cube01_hex"}, "mesh cube01_hex has dimension 3, not 2"),
+        ({"problem": "triple-point", "dim": 1}, "problem triple-point has dimension 2 or 3, not 1"),
+        ({"dim": 4}, "not 4"),
+    ],
+)
+def test_bad_configurations(settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Configuration(**settings).resolved()
