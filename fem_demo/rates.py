@@ -147,7 +147,10 @@ def rates(simulation: Simulation, cost: PhaseSeconds | None = None) -> Rates:
         cost.forces * forces,
         cost.update_quad_data * updates,
     )
-    speeds = [amount / seconds for amount, seconds in zip(amounts, times, strict=True)]
-    major = (0, 2, 3)
-    total = sum(amounts[i] for i in major) / sum(times[i] for i in major)
-    return Rates(speeds[0], speeds[1], speeds[2], speeds[3], total)
+
+    def rate(*phases: int) -> float:
+        """Of some phases together; a phase that did nothing, in a run without steps, has rate 0."""
+        seconds = sum(times[i] for i in phases)
+        return sum(amounts[i] for i in phases) / seconds if seconds > 0 else 0.0
+
+    return Rates(rate(0), rate(1), rate(2), rate(3), major_kernels=rate(0, 2, 3))

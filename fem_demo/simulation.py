@@ -270,7 +270,7 @@ class Simulation:
             seconds = time.perf_counter() - began
             self.wall_s += seconds
             now = self.observation()
-            if not now.dt > np.finfo(np.float64).eps:
+            if not (self.done or now.dt > np.finfo(np.float64).eps):
                 raise FloatingPointError(f"dt vanished at step {now.step}, t = {now.t:g}")
             if report is not None:
                 report(now)

@@ -44,6 +44,15 @@ def test_a_run_writes_summary_picture_and_vtk(
     _check_vtk(out / "sedov.vtu", cells=16, points_per_cell=9, cell_type=70, area=1.0)
 
 
+def test_a_run_without_steps_has_a_summary(tmp_path: Path) -> None:
+    file = tmp_path / "summary.json"
+    arguments = ["sod", "--dim", "1", "--t-final", "0", "--no-plot", "--json", str(file)]
+    assert main(arguments) == 0
+    result = json.loads(file.read_text())
+    assert (result["step"], result["t"], result["energy_change"]) == (0, 0.0, 0.0)
+    assert result["rates"]["cg_h1"] == 0
+
+
 def _check_picture(path: Path) -> None:
     from matplotlib.image import imread
 
