@@ -9,13 +9,13 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import opt_einsum
 
 from jaxmagma import primitive
 from jaxmagma.plan import contraction_order, plan
@@ -27,6 +27,8 @@ from jaxmagma.subscripts import label_extents, parse
 _LARGEST_TILES = 1 << 15
 # Labels longer than this run over elements rather than inside a tile, if they can.
 _LONGEST_TILE_AXIS = 64
+# Elements may share operands; beyond this many reads of the average value a library does better.
+_MOST_READS = 16
 # Constants larger than this stay arguments: constant memory holds 64 KiB.
 _LARGEST_CONSTANT = 8192
 
@@ -88,8 +90,8 @@ def einsum(
     )
     if isinstance(call, FusedCall):
         return call()
-    if (listener := _plain_calls.get()) is not None:
-        listener.append(call)
+    if (listener := _listener.value) is not None:
+        listener.calls.append(call)
     return jnp.einsum(
         subscripts,
         *operands,
@@ -121,18 +123,21 @@ class PlainCall:
     reason: str
 
 
-_plain_calls: ContextVar[list[PlainCall] | None] = ContextVar("plain_calls", default=None)
+class _Listener:
+    def __init__(self) -> None:
+        self.calls: list[PlainCall] = []
+
+
+# A new listener makes `jit` trace anew; what it traced before, it would not call again.
+_listener = jax.make_user_context(None)
 
 
 @contextlib.contextmanager
 def plain_calls() -> Iterator[list[PlainCall]]:
     """Collects the calls in its body that are left to plain JAX."""
-    found: list[PlainCall] = []
-    token = _plain_calls.set(found)
-    try:
-        yield found
-    finally:
-        _plain_calls.reset(token)
+    listener = _Listener()
+    with _listener(listener):
+        yield listener.calls
 
 
 def capture(
@@ -150,58 +155,131 @@ def capture(
     del optimize
     if out is not None or out_sharding is not None:
         return PlainCall("out= or out_sharding= is given")
+    if not all(isinstance(extent, int) for x in arrays for extent in np.shape(x)):
+        return PlainCall("an extent is symbolic")
     dtype = np.dtype(jnp.result_type(*arrays))
     if not jnp.issubdtype(dtype, jnp.inexact):
         return PlainCall(f"{dtype} is not a floating-point dtype")
     if preferred_element_type is not None and np.dtype(preferred_element_type) != dtype:
         return PlainCall(f"preferred_element_type is {np.dtype(preferred_element_type)}")
-    if all(getattr(x, "weak_type", isinstance(x, (int, float, complex))) for x in arrays):
-        return PlainCall("all operands are weakly typed")
+    if not any(_decides_dtype(x) for x in arrays):
+        return PlainCall("the result is weakly typed")
     extents = label_extents(terms, [np.shape(x) for x in arrays])
     if 0 in extents.values():
         return PlainCall("an operand is empty")
 
-    baked = any(isinstance(x, jax.core.Tracer) for x in arrays)
-    values = _Operands(arrays, dtype, baked)
-    factors = [values.factor(n, labels, extents) for n, labels in enumerate(terms)]
     extents = {label: extent for label, extent in extents.items() if extent > 1}
     kept = "".join(label for label in output if label in extents)
-    elements = element_labels([labels for _, labels in factors], kept, extents)
-    if not elements:
+    labels = [_unique_labels(term, np.shape(x)) for term, x in zip(terms, arrays, strict=True)]
+    elements = element_labels(labels, kept, extents)
+    # Of more operands it may be the program of one element, which `vmap` will repeat.
+    if not elements and len(terms) < 3:
         return PlainCall("no label runs over elements")
+    if not _contracted(labels, kept, elements):
+        return PlainCall("nothing is contracted inside an element")
+    if _is_matrix_product(labels, kept):
+        return PlainCall("it is one matrix product")
+
+    values = _Operands(arrays, dtype, _baked(arrays))
+    factors = [(values.number(n, term), x) for n, (term, x) in enumerate(zip(terms, labels))]
     factors = _shared_contracted(factors, kept, extents, elements, values)
     return _build(factors, output, kept, extents, elements, values, precision)
+
+
+def _decides_dtype(x: Any) -> bool:
+    """Whether the dtype is that of the result; integers and Python's scalars only follow."""
+    weak = getattr(x, "weak_type", type(x) in (int, float, complex))
+    return not weak and jnp.issubdtype(jnp.result_type(x), jnp.inexact)
+
+
+def _baked(arrays: Sequence[Any]) -> bool:
+    """Whether known operands become constants: where the call is traced once and run often.
+
+    ``grad`` and ``vmap`` alone trace at each call, and new constants would compile each time.
+    """
+    traced = any(isinstance(x, jax.core.Tracer) for x in arrays)
+    return traced and isinstance(jnp.asarray(0.0), jax.core.Tracer)
+
+
+def _unique_labels(term: str, shape: tuple[int, ...]) -> str:
+    """The labels of an operand without repetitions and without axes of extent 1."""
+    return "".join(dict.fromkeys(x for x, extent in zip(term, shape, strict=True) if extent > 1))
+
+
+def _contracted(terms: Sequence[str], output: str, elements: str) -> bool:
+    """Whether operands share a label inside an element that the output does not have."""
+    labels = "".join(terms)
+    return any(labels.count(x) > 1 for x in set(labels) - set(output) - set(elements))
+
+
+def _is_matrix_product(terms: Sequence[str], output: str) -> bool:
+    """Whether one library call does it all: two matrices, after merging axes side by side."""
+    if len(terms) != 2:
+        return False
+    left, right = terms
+    summed = "".join(x for x in left if x in right and x not in output)
+    rows = "".join(x for x in left if x in output)
+    columns = "".join(x for x in right if x in output)
+    return (
+        left in (rows + summed, summed + rows)
+        and right in (columns + summed, summed + columns)
+        and output in (rows + columns, columns + rows)
+    )
 
 
 def element_labels(terms: Sequence[str], output: str, extents: Mapping[str, int]) -> str:
     """The labels that run over elements, in the order of the output.
 
     A label of every operand and the output does, as ``e`` in ``eij,ejk->eik``; without one, the
-    longest label does.  Then all that accompany it: output labels of every batched and no shared
-    operand, and long ones of no shared operand.
+    longest label does, if no tile has an axis so long, or if all operands of the highest rank
+    have it: tables are matrices, elements are not.  Then those output labels of no shared operand
+    accompany it that stand with it ahead of the tiles in memory, where an axis over elements costs
+    nothing and a transposition does.
     """
-    everywhere = [x for x in output if all(x in labels for labels in terms)]
-    if everywhere:
-        chosen = set(everywhere)
-    else:
-        longest = max(extents, key=lambda x: (extents[x], x in output), default=None)
-        if longest is None or (longest not in output and len(terms) < 3):
-            return ""
-        chosen = {longest}
-    while True:
+    everywhere = {x for x in output if all(x in labels for labels in terms)}
+    chosen = _ahead_of_tiles(everywhere, set(), [*terms, output])
+    if not chosen:
+        longest = max(everywhere, key=lambda x: (extents[x], x), default=None)
+        chosen = {longest} if longest else _element_label(terms, output, extents)
+    while chosen:
         batched = [labels for labels in terms if chosen & set(labels)]
         shared = set("".join(labels for labels in terms if not chosen & set(labels)))
-        more = {
-            x
-            for x in output
-            if x not in chosen
-            and x not in shared
-            and (all(x in labels for labels in batched) or extents[x] > _LONGEST_TILE_AXIS)
-        }
+        free = {x for x in output if x not in chosen and x not in shared}
+        arrays = [*batched, output]
+        more = _ahead_of_tiles({x for x in free if all(x in y for y in batched)}, chosen, arrays)
+        between = {
+            y for t in arrays for n, x in enumerate(t) if x in chosen for y in t[:n]
+        } - chosen
+        if between <= free:
+            more |= between
         if not more:
             break
         chosen |= more
     return "".join([x for x in output if x in chosen] + [x for x in chosen if x not in output])
+
+
+def _ahead_of_tiles(labels: set[str], chosen: set[str], terms: Sequence[str]) -> set[str]:
+    """The labels in every term that stand there behind ``chosen`` ones and each other alone."""
+    found = set(labels)
+    while True:
+        batch = chosen | found
+        behind = {x for x in found if any(not set(t[: t.index(x)]) <= batch for t in terms)}
+        if not behind:
+            return found
+        found -= behind
+
+
+def _element_label(terms: Sequence[str], output: str, extents: Mapping[str, int]) -> set[str]:
+    candidates = list(extents)
+    if max(extents.values(), default=0) <= _LONGEST_TILE_AXIS:
+        rank = max(map(len, terms))
+        largest = [labels for labels in terms if len(labels) == rank]
+        candidates = [x for x in extents if all(x in labels for labels in largest)]
+        candidates = [x for x in candidates if x in output or all(x in y for y in terms)]
+    longest = max(candidates, key=lambda x: (extents[x], x in output), default=None)
+    if longest is None or (longest not in output and len(terms) < 3):
+        return set()
+    return {longest}
 
 
 class _Operands:
@@ -214,14 +292,14 @@ class _Operands:
         self._distinct: dict[tuple[int, str], int] = {}
         self.found: list[Any] = []
 
-    def factor(self, number: int, labels: str, extents: Mapping[str, int]) -> tuple[int, str]:
-        """An operand without repeated labels and extent-1 axes: its number and labels."""
-        array = self._arrays[number]
+    def number(self, position: int, term: str) -> int:
+        """The number of an operand, without repeated labels and axes of extent 1."""
+        array = self._arrays[position]
         shape = np.shape(array)
         dropped = tuple(n for n, extent in enumerate(shape) if extent == 1)
-        kept = "".join(x for n, x in enumerate(labels) if n not in dropped)
+        kept = "".join(x for n, x in enumerate(term) if n not in dropped)
         unique = "".join(dict.fromkeys(kept))
-        pattern = "".join(chr(ord("a") + unique.index(x)) for x in kept)
+        pattern = "".join(opt_einsum.get_symbol(unique.index(x)) for x in kept)
         key = (id(array), pattern)
         if key not in self._distinct:
             array = self._cast(array)
@@ -232,7 +310,7 @@ class _Operands:
                 target = "".join(dict.fromkeys(pattern))
                 array = numerics.einsum(f"{pattern}->{target}", array)
             self._distinct[key] = self.add(array)
-        return self._distinct[key], unique
+        return self._distinct[key]
 
     def add(self, array: Any) -> int:
         self.found.append(array)
@@ -257,7 +335,7 @@ def _shared_contracted(
     values: _Operands,
 ) -> list[tuple[int, str]]:
     """Contracts operands without elements with each other first, once for all elements."""
-    while len(factors) > 1:
+    while elements and len(factors) > 1:
         terms = [labels for _, labels in factors]
         shared = [not set(labels) & set(elements) for labels in terms]
         order = contraction_order(
@@ -276,9 +354,14 @@ def _shared_contracted(
         later = output + "".join(labels for _, labels in rest)
         kept = "".join(x for x in dict.fromkeys(terms[pair[0]] + terms[pair[1]]) if x in later)
         arrays = [values.found[factors[n][0]] for n in pair]
-        numerics: Any = np if all(isinstance(x, np.ndarray) for x in arrays) else jnp
         spec = f"{terms[pair[0]]},{terms[pair[1]]}->{kept}"
-        factors = [(values.add(numerics.einsum(spec, *arrays)), kept), *rest]
+        if all(isinstance(x, np.ndarray) for x in arrays):
+            # Numpy's einsum knows its own dtypes only, not bfloat16.
+            wide = np.promote_types(values.dtype, np.float32)
+            product = np.einsum(spec, *(x.astype(wide) for x in arrays)).astype(values.dtype)
+        else:
+            product = jnp.einsum(spec, *arrays)
+        factors = [(values.add(product), kept), *rest]
     return factors
 
 
@@ -294,7 +377,7 @@ def _build(
     program_terms: list[tuple[int, str]] = []
     inputs: dict[tuple[int, str], int] = {}
     found: list[Input] = []
-    arguments: list[Any] = []
+    arguments: list[tuple[Any, list[int]]] = []
     for number, labels in factors:
         array = values.found[number]
         batch = [x for x in labels if x in elements]
@@ -305,18 +388,16 @@ def _build(
             inputs[key] = len(found)
             order = [labels.index(x) for x in [*batch, *tile]]
             constant = isinstance(array, np.ndarray) and not batch
-            if order != sorted(order):
-                array = (np if constant else jnp).transpose(array, order)
             found.append(
                 Input(
                     tuple(elements.index(x) for x in batch),
                     tuple(extents[x] for x in tile),
                     values.dtype,
-                    Constant(array) if constant else None,
+                    Constant(np.transpose(array, order)) if constant else None,
                 )
             )
             if not constant:
-                arguments.append(jnp.asarray(array))
+                arguments.append((array, order))
         program_terms.append((inputs[key], tile))
 
     program = _program(
@@ -328,7 +409,7 @@ def _build(
         len(elements),
         precision,
     )
-    reason = _no_gain(program)
+    reason = _no_gain(program, [extents[x] for x in elements])
     if reason:
         return PlainCall(reason)
 
@@ -341,7 +422,13 @@ def _build(
             result = jnp.transpose(result, permutation)
         return result if result.shape == shape else jnp.reshape(result, shape)
 
-    return FusedCall(program, tuple(arguments), finish, elements)
+    arrays = tuple(_transposed(array, order) for array, order in arguments)
+    return FusedCall(program, arrays, finish, elements)
+
+
+def _transposed(array: Any, order: list[int]) -> jax.Array:
+    array = jnp.asarray(array)
+    return array if order == sorted(order) else jnp.transpose(array, order)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -361,7 +448,7 @@ def _program(
     return builder.build([Output(value, kept_axes)]).program
 
 
-def _no_gain(program: ElementProgram) -> str | None:
+def _no_gain(program: ElementProgram, extents: Sequence[int]) -> str | None:
     """Why a program is not worth a kernel on any platform, if it is not."""
     planned = plan(program)
     if planned.on_chip > _LARGEST_TILES:
@@ -369,8 +456,11 @@ def _no_gain(program: ElementProgram) -> str | None:
     largest = max((math.prod(x.tile) for x in program.inputs if x.shared), default=0)
     if largest > _LARGEST_TILES:
         return f"a shared operand has {largest} values, too many to stay on chip"
-    if not any(getattr(step, "contracted", "") for step in planned.steps):
-        return "nothing is contracted inside an element"
+    batched = [(x, math.prod(x.tile)) for x in program.inputs if x.batch]
+    read = math.prod(extents) * sum(size for _, size in batched)
+    stored = sum(math.prod(extents[axis] for axis in x.batch) * size for x, size in batched)
+    if read > _MOST_READS * stored:
+        return f"elements share so much that all would be read {read // stored} times"
     return None
 
 

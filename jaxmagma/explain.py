@@ -105,23 +105,20 @@ def explain(
     (1000, (4, 4), 168000)
     """
     device = jnp.zeros(()).device
-    if isinstance(target, str) or not callable(target):
-        numpy_operands = {n: x for n, x in enumerate(args) if not _traced(x)}
-        traced = [x for n, x in enumerate(args) if n not in numpy_operands]
+    if callable(target):
+        found = _explain_function(functools.partial(target, **options), args, device)
+        result: Any = found
+    else:
+        call = (target, *args)
+        known = {n: x for n, x in enumerate(call) if not _traced(x)}
 
         def function(*values: Any) -> Any:
             remaining = iter(values)
-            operands = [
-                numpy_operands[n] if n in numpy_operands else next(remaining)
-                for n in range(len(args))
-            ]
-            return einsum(target, *operands, **options)
+            whole = [known[n] if n in known else next(remaining) for n in range(len(call))]
+            return einsum(*whole, **options)
 
-        found = _explain_function(function, traced, device)
-        result: Any = found[0]
-    else:
-        found = _explain_function(functools.partial(target, **options), args, device)
-        result = found
+        found = _explain_function(function, [x for x in call if _traced(x)], device)
+        result = found[0]
     if not quiet:
         print("\n\n".join(str(x) + (f"\n\n{x.source}" if source else "") for x in found))
     return result

@@ -31,6 +31,8 @@ from jaxmagma.program import FUNCTIONS, Contract, ElementProgram
 
 # The extent the cost model gives to the batch: any number much larger than a tile.
 _MANY_ELEMENTS = 1 << 20
+# Dynamic programming looks at up to 2**n subsets of n terms: a tenth of a second for this many.
+_MANY_TERMS = 10
 
 
 @dataclass(frozen=True)
@@ -215,6 +217,8 @@ def contraction_order(
     ]
     result = frozenset(output + batch if any(batched) else output)
     optimizer = opt_einsum.DynamicProgramming(minimize="flops")
+    if len(terms) > _MANY_TERMS:
+        optimizer = opt_einsum.paths.greedy
     path = optimizer(inputs, result, {**extents, batch: _MANY_ELEMENTS})
     alive = list(range(len(terms)))
     pairs: list[tuple[int, int]] = []

@@ -24,7 +24,7 @@ class Constant:
     array: np.ndarray
 
     def __post_init__(self) -> None:
-        array = np.ascontiguousarray(self.array).reshape(np.shape(self.array))
+        array = np.array(self.array, order="C")
         array.flags.writeable = False
         object.__setattr__(self, "array", array)
 

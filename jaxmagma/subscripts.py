@@ -18,7 +18,7 @@ def parse(spec: Any, operands: Sequence[Any]) -> tuple[list[str], str, list[Any]
         text, arrays = spec, list(operands)
     else:
         text, arrays = _interleaved(spec, operands)
-    _check_arrays(arrays)
+    arrays = [_as_array(number, x) for number, x in enumerate(arrays)]
     inputs, arrow, output = text.replace(" ", "").partition("->")
     terms = inputs.split(",")
     for term in [*terms, output]:
@@ -74,14 +74,14 @@ def _interleaved(first: Any, rest: Sequence[Any]) -> tuple[str, list[Any]]:
     return text, list(arrays)
 
 
-def _check_arrays(arrays: Sequence[Any]) -> None:
-    for number, x in enumerate(arrays):
-        if isinstance(x, (jax.Array, np.ndarray, np.generic, int, float, complex)):
-            continue
-        if not hasattr(x, "__jax_array__"):
-            raise TypeError(
-                f"einsum: operand {number} must be an array or a scalar, not {type(x).__name__}"
-            )
+def _as_array(number: int, x: Any) -> Any:
+    convert = getattr(x, "__jax_array__", None)
+    x = x if convert is None else convert()
+    if not isinstance(x, (jax.Array, np.ndarray, np.generic, int, float, complex)):
+        raise TypeError(
+            f"einsum: operand {number} must be an array or a scalar, not {type(x).__name__}"
+        )
+    return x
 
 
 def _check_characters(term: str, text: str) -> None:
@@ -106,13 +106,12 @@ def _without_ellipsis(
                 f"{text!r} names {len(labels.replace('...', ''))} axes"
             )
         ranks.append(rank if "..." in labels else 0)
-    used = set("".join(terms))
     fresh: list[str] = []
     symbol = 0
     while len(fresh) < max(ranks, default=0):
         candidate = opt_einsum.get_symbol(symbol)
         symbol += 1
-        if candidate not in used:
+        if candidate not in text:
             fresh.append(candidate)
     dots = "".join(fresh)
     expanded = [
