@@ -161,8 +161,8 @@ class Plan:
     @property
     def flops(self) -> int:
         """Floating-point operations per element, not counting work done once for all elements."""
-        first = len(self.program.inputs)
-        return sum(s.flops for n, s in enumerate(self.steps, first) if self.tiles[n].batched)
+        alone = not self.program.batch_rank
+        return sum(s.flops for n, s in self.numbered_steps() if alone or self.tiles[n].batched)
 
     def numbered_steps(self) -> list[tuple[int, Step]]:
         """The steps with the number of the tile each one makes."""

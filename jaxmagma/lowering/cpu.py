@@ -25,6 +25,8 @@ tiles) or in the memory all elements share (shared tiles).  An instruction is it
                count: (extent, out stride, left stride, right stride)...
     REARRANGE  out, in, count: (extent, out stride, in stride)...
     ADD        out, left, right, count
+    GEMM       output, left input, right input, rows, columns, inner,
+               strides: left row, left inner, right inner, out row
 
 Strides are in values; a loop whose stride is zero does not move in that operand, so that a loop with
 output stride zero is summed over.  Shared steps use PRODUCT, REARRANGE and ADD with every place
@@ -43,15 +45,17 @@ from jaxmagma.plan import Plan, Pointwise, Product, Rearrange
 TARGET = "jaxmagma_cpu"
 
 _VERSION = 1
-_LOAD, _MULTIPLY, _STORE, _SPREAD, _PRODUCT, _REARRANGE, _ADD = range(7)
+_LOAD, _MULTIPLY, _STORE, _SPREAD, _PRODUCT, _REARRANGE, _ADD, _GEMM = range(8)
 _BATCHED, _SHARED, _CONSTANT = range(3)
-_DTYPES = {"float32": 0, "float64": 1, "complex64": 2, "complex128": 3}
+_DTYPES = {"float32": 0, "float64": 1, "complex64": 2, "complex128": 3, "float16": 4, "bfloat16": 5}
 
 # Lanes of one block of elements at their narrowest fill a vector of 64 bytes.  The tiles of that
 # many elements that are alive at once, and the shared operands, must stay in the second-level cache.
 _VECTOR_BYTES = 64
 _SCRATCH_BYTES = 512 << 10
 _SHARED_BYTES = 256 << 10
+# Matrix products with rows at least this long have a row in the lanes, not elements.
+_LEAST_COLUMNS = 8
 
 
 def lower(plan: Plan, extents: tuple[int, ...]) -> Kernel | Declined:
@@ -133,6 +137,10 @@ class _Encoder:
             if not tile.batched:
                 self._shared_place[number] = self.shared_size
                 self.shared_size += tile.size
+        gemm = _direct_gemm(plan)
+        if gemm:
+            self.steps.append(gemm)
+            return
         for number in range(len(self.program.inputs)):
             self._store_results(number)
         for number, step in plan.numbered_steps():
@@ -167,14 +175,10 @@ class _Encoder:
         shared = []
         for operand in step.operands:
             shared.append(int(not self.plan.tiles[operand].batched))
-            places.append(
-                self._shared_place[operand] if shared[-1] else self._in_scratch(operand)
-            )
+            places.append(self._shared_place[operand] if shared[-1] else self._in_scratch(operand))
         place = self._take(number)
         loops = _loops(step.extents, step.output_labels, step.left_labels, step.right_labels)
-        self.steps.append(
-            [_PRODUCT, 0, place, *places, *shared, len(loops), *_flat(loops)]
-        )
+        self.steps.append([_PRODUCT, 0, place, *places, *shared, len(loops), *_flat(loops)])
         for operand in step.operands:
             self._used(operand)
 
@@ -282,6 +286,54 @@ class _Encoder:
         arrays = [x.constant.array for x in self.program.inputs if x.constant is not None]
         data = b"".join(array.tobytes() for array in arrays)
         return np.frombuffer(data, np.uint8)
+
+
+def _direct_gemm(plan: Plan) -> list[int] | None:
+    """The GEMM instruction, if the plan is one matrix product of two operands with long rows."""
+    program = plan.program
+    if len(plan.steps) != 1 or plan.results != (len(program.inputs),):
+        return None
+    (step,) = plan.steps
+    (out,) = program.outputs
+    if not isinstance(step, Product) or program.dtype.name not in ("float32", "float64"):
+        return None
+    summed = program.batch[out.value] - set(out.batch)
+    if summed or not all(plan.tiles[x].batched for x in step.operands):
+        return None
+    left, right = (step.left, step.left_labels), (step.right, step.right_labels)
+    output = step.output_labels
+    if output and output[-1] in step.rows:
+        left, right = right, left
+    rows, columns, inner = (
+        _merged(labels, (left[1], right[1], output), step.extents)
+        for labels in (
+            [x for x in output if x not in right[1]],
+            [x for x in output if x not in left[1]],
+            step.contracted,
+        )
+    )
+    if step.paired or not (rows and columns and inner):
+        return None
+    if columns[0] < _LEAST_COLUMNS or columns[2:] != (1, 1):
+        return None
+    extents = [rows[0], columns[0], inner[0]]
+    return [_GEMM, 0, left[0], right[0], *extents, rows[1], inner[1], inner[2], rows[3]]
+
+
+def _merged(
+    labels: Sequence[str], terms: tuple[str, str, str], extents: dict[str, int]
+) -> tuple[int, int, int, int] | None:
+    """The extent of labels that all terms walk like one, and its stride in each; else None."""
+    strides = [_strides(x, extents) for x in terms]
+    extent = 1
+    steps = (0, 0, 0)
+    for label in reversed([x for x in labels if extents[x] > 1]):
+        here = tuple(s.get(label, 0) for s in strides)
+        if extent > 1 and here != tuple(extent * x for x in steps):
+            return None
+        steps = steps if extent > 1 else (here[0], here[1], here[2])
+        extent *= extents[label]
+    return (extent, *steps)
 
 
 def _loops(extents: dict[str, int], *labels: str) -> list[tuple[int, ...]]:

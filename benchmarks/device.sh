@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# On a machine with a GPU: builds the package, tests it, checks the kernels for bad memory accesses
+# and races, and times everything.
+#
+#   benchmarks/device.sh OUTPUT_FOLDER [STEP...]
+#
+# Steps: build test memcheck racecheck benchmark; all of them if none is named. A failed step does
+# not stop the others. OUTPUT_FOLDER gets a log of each, and the timings.
+set -u
+cd "$(dirname "$0")/.."
+out=$(mkdir -p "${1:?usage: benchmarks/device.sh OUTPUT_FOLDER [STEP...]}" && cd "$1" && pwd)
+shift
+steps=("$@")
+[[ ${#steps[@]} -gt 0 ]] || steps=(build test memcheck racecheck benchmark)
+
+python=${PYTHON:-python3}
+export PYTHONUNBUFFERED=1
+export JAXMAGMA_CACHE_DIR=${JAXMAGMA_CACHE_DIR:-$(mktemp -d)}
+
+build() {
+  # The CPU executor is not what is looked at here, but it is part of the package.
+  "$python" -m pip install --no-build-isolation --no-deps -v . &&
+    "$python" -P -c "import jaxmagma._cuda as c; print('NVRTC', c.nvrtc_version())"
+}
+
+test() {
+  JAXMAGMA_REQUIRE_GPU=1 JAXMAGMA_REQUIRE_NVRTC=1 \
+    "$python" -P -m pytest -q -p no:cacheprovider tests/test_cuda.py tests/test_cuda_compile.py
+}
+
+# A few kernels of each kind: with every array in an allocation of its own, an access beyond its
+# end is seen.
+sanitized() {
+  local tool=$1 tests=$2
+  XLA_PYTHON_CLIENT_ALLOCATOR=platform XLA_FLAGS="--xla_gpu_autotune_level=0" \
+    compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 \
+    "$python" -P -m pytest -q -p no:cacheprovider tests/test_cuda.py -k "$tests"
+}
+
+memcheck() {
+  sanitized memcheck "test_contractions or test_several or test_dtypes or test_mass or \
+    test_parameters or test_transposed or test_rectangular or test_nan"
+}
+
+racecheck() {
+  sanitized racecheck "test_several or (test_contractions and 1013) or test_parts or \
+    (test_parameters and 1013) or test_nan or test_rectangular or test_traced"
+}
+
+benchmark() {
+  "$python" -P -m benchmarks --suite gpu --json "$out/benchmark.json"
+}
+
+failed=()
+for step in "${steps[@]}"; do
+  printf '==== %s\n' "$step"
+  begin=$SECONDS
+  if "$step" >"$out/$step.log" 2>&1; then verdict=ok; else verdict=FAILED; failed+=("$step"); fi
+  case $step in
+    benchmark) cat "$out/$step.log" ;;
+    *) [[ $verdict == ok ]] && tail -n 3 "$out/$step.log" || tail -n 40 "$out/$step.log" ;;
+  esac
+  printf '==== %s: %s after %d s\n' "$step" "$verdict" "$((SECONDS - begin))"
+done
+[[ ${#failed[@]} -eq 0 ]]

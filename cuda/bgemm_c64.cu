@@ -1,0 +1,3 @@
+#include "bgemm_kernels.h"
+
+template const jaxmagma::Bgemm& jaxmagma::GetBgemm<jaxmagma::Complex<float>>(int size);

@@ -1,0 +1,37 @@
+// The CUDA driver, found at run time: nothing here is linked, so that the module can be imported
+// where there is no driver.
+#pragma once
+
+#include <cuda.h>
+
+#include <string>
+
+namespace jaxmagma {
+
+struct Driver {
+  decltype(&::cuInit) init;
+  decltype(&::cuGetErrorString) error_string;
+  decltype(&::cuDeviceGet) device_get;
+  decltype(&::cuDeviceGetCount) device_count;
+  decltype(&::cuDeviceGetAttribute) device_attribute;
+  decltype(&::cuDevicePrimaryCtxRetain) primary_context_retain;
+  decltype(&::cuCtxGetCurrent) context_current;
+  decltype(&::cuCtxSetCurrent) context_set_current;
+  decltype(&::cuCtxGetDevice) context_device;
+  decltype(&::cuLibraryLoadData) library_load;
+  decltype(&::cuLibraryUnload) library_unload;
+  decltype(&::cuLibraryGetKernel) library_kernel;
+  decltype(&::cuLibraryGetGlobal) library_global;
+  decltype(&::cuKernelGetFunction) kernel_function;
+  decltype(&::cuFuncSetAttribute) function_set_attribute;
+  decltype(&::cuMemcpyHtoD) copy_to_device;
+  decltype(&::cuMemcpyDtoDAsync) copy_on_device;
+  decltype(&::cuLaunchKernel) launch;
+
+  std::string Why(CUresult result) const;
+};
+
+// The driver, initialised; null where there is none, and then `why` says so.
+const Driver* GetDriver(std::string* why);
+
+}  // namespace jaxmagma

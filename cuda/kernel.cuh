@@ -1,0 +1,9 @@
+// Everything that a generated kernel calls.
+#pragma once
+
+#include "batch.cuh"
+#include "complex.cuh"
+#include "gemm.cuh"
+#include "map.cuh"
+#include "reduce.cuh"
+#include "tile.cuh"

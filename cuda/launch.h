@@ -1,0 +1,46 @@
+// From the arrays of a call to the parameters of a launch.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace jaxmagma {
+
+struct Array {
+  void* data;
+  const int64_t* dims;
+  size_t rank;
+};
+
+// How a kernel reads its call. The call's buffers are its operands, then its results.
+struct Signature {
+  struct Pointer {
+    int64_t buffer;
+    std::vector<int64_t> axes;  // the batch axes of the array, slowest first
+  };
+  struct Sum {
+    int64_t result;
+    int64_t workspace;
+    int64_t size;  // of a tile
+  };
+  int64_t kept = 0;            // batch axes that sums keep: the first ones of `order`
+  std::vector<int64_t> order;  // batch axes in the order in which elements are numbered
+  std::vector<Pointer> pointers;
+  std::vector<Sum> sums;
+  int64_t elements = 1;  // of a block
+};
+
+// The kernel's first parameter (see batch.cuh), the others, and the number of blocks.
+struct Launch {
+  std::vector<int64_t> batch;
+  std::vector<void*> pointers;
+  int64_t blocks = 0;
+  int64_t outer = 1;
+  int64_t chunks = 1;
+};
+
+// Returns what is wrong with the arrays, or nothing.
+std::string Prepare(const Signature& signature, const std::vector<Array>& arrays, Launch& launch);
+
+}  // namespace jaxmagma

@@ -1,0 +1,275 @@
+// Where a tile lives and how it moves.
+//
+// A tile in memory, global or shared, is a pointer and compile-time strides. In registers it is a
+// Fibre, one line of a tile owned by one thread, or a Block, a small rectangle owned by one thread.
+// Their subscripts are compile-time constants after unrolling, else they would not stay in
+// registers.
+#pragma once
+
+#include "complex.cuh"
+
+namespace jaxmagma {
+
+// ---- Types -----------------------------------------------------------------------------------
+
+template <class T>
+struct Mutable {
+  using type = T;
+};
+template <class T>
+struct Mutable<const T> {
+  using type = T;
+};
+
+template <class T>
+struct Pointee;
+template <class T>
+struct Pointee<T*> {
+  using type = T;
+};
+
+// ---- Registers -------------------------------------------------------------------------------
+
+template <class T, int N>
+struct Fibre {
+  static_assert(N > 0, "a fibre has at least one value");
+  T value[N];
+  __device__ __forceinline__ T& operator[](int i) { return value[i]; }
+  __device__ __forceinline__ const T& operator[](int i) const { return value[i]; }
+};
+
+template <class T, int M, int N>
+struct Block {
+  static_assert(M > 0 && N > 0, "a block has at least one value");
+  T value[M][N];
+};
+
+template <class T, int N>
+__device__ __forceinline__ void zero(Fibre<T, N>& x) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = T{};  // (N)
+}
+
+template <class T, int M, int N>
+__device__ __forceinline__ void zero(Block<T, M, N>& x) {
+#pragma unroll
+  for (int i = 0; i < M; ++i) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) x.value[i][j] = T{};  // (M, N)
+  }
+}
+
+// ---- Several elements in one thread ----------------------------------------------------------
+
+// The same value of W elements: what a thread fetches of a matrix then serves W multiply-adds.
+template <class T, int W>
+struct Pack {
+  T value[W];
+};
+
+template <class T, int W>
+__device__ __forceinline__ Pack<T, W> operator+(const Pack<T, W>& a, const Pack<T, W>& b) {
+  Pack<T, W> y;
+#pragma unroll
+  for (int w = 0; w < W; ++w) y.value[w] = a.value[w] + b.value[w];
+  return y;
+}
+
+template <class T, int W>
+__device__ __forceinline__ Pack<T, W> operator*(const Pack<T, W>& a, const Pack<T, W>& b) {
+  Pack<T, W> y;
+#pragma unroll
+  for (int w = 0; w < W; ++w) y.value[w] = a.value[w] * b.value[w];
+  return y;
+}
+
+template <class T, int W>
+__device__ __forceinline__ Pack<T, W> operator*(T a, const Pack<T, W>& b) {
+  Pack<T, W> y;
+#pragma unroll
+  for (int w = 0; w < W; ++w) y.value[w] = a * b.value[w];
+  return y;
+}
+
+template <class T, int W>
+__device__ __forceinline__ Pack<T, W>& operator+=(Pack<T, W>& a, const Pack<T, W>& b) {
+  return a = a + b;
+}
+
+template <class T, int W>
+__device__ __forceinline__ Pack<T, W> multiply_add(T a, const Pack<T, W>& b, Pack<T, W> sum) {
+#pragma unroll
+  for (int w = 0; w < W; ++w) sum.value[w] = multiply_add(a, b.value[w], sum.value[w]);
+  return sum;
+}
+
+// Where the tiles of W elements are, and which of them are to be written.
+template <class T, int W>
+struct Place {
+  T* at[W];
+  bool has[W];
+
+  __device__ __forceinline__ Place operator+(int offset) const {
+    Place moved = *this;
+#pragma unroll
+    for (int w = 0; w < W; ++w) moved.at[w] += offset;
+    return moved;
+  }
+};
+
+// The tiles of elements e, e + ELEMENTS / W, ...; tile(e) points to the tile of element e.
+template <int W, int ELEMENTS, class Tile>
+__device__ __forceinline__ auto each(const Tile& tile, int e) {
+  static_assert(ELEMENTS % W == 0, "a thread has W elements, never fewer");
+  Place<typename Pointee<decltype(tile(0))>::type, W> place;
+#pragma unroll
+  for (int w = 0; w < W; ++w) {
+    place.at[w] = tile(e + w * (ELEMENTS / W));
+    place.has[w] = true;
+  }
+  return place;
+}
+
+// The same, of those elements that there are.
+template <int W, int ELEMENTS, class Tile, class Slice>
+__device__ __forceinline__ auto each(const Tile& tile, int e, const Slice& slice) {
+  auto place = each<W, ELEMENTS>(tile, e);
+#pragma unroll
+  for (int w = 0; w < W; ++w) place.has[w] = slice.has(e + w * (ELEMENTS / W));
+  return place;
+}
+
+// ---- Between memory and registers ------------------------------------------------------------
+
+template <int N, int STRIDE = 0, class T>
+__device__ __forceinline__ Fibre<T, N> load(const T* from) {
+  static_assert(N == 1 || STRIDE > 0, "values of a fibre lie apart");
+  Fibre<T, N> x;
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = from[i * STRIDE];
+  return x;  // (N)
+}
+
+template <int STRIDE = 0, class T, int N>
+__device__ __forceinline__ void store(T* to, const Fibre<T, N>& x) {
+  static_assert(N == 1 || STRIDE > 0, "values of a fibre lie apart");
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i * STRIDE] = x[i];  // (N)
+}
+
+template <int N, int STRIDE = 0, class T, int W>
+__device__ __forceinline__ Fibre<Pack<typename Mutable<T>::type, W>, N> load(
+    const Place<T, W>& from) {
+  static_assert(N == 1 || STRIDE > 0, "values of a fibre lie apart");
+  Fibre<Pack<typename Mutable<T>::type, W>, N> x;
+#pragma unroll
+  for (int w = 0; w < W; ++w) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) x[i].value[w] = from.at[w][i * STRIDE];
+  }
+  return x;  // (N), W times
+}
+
+template <int STRIDE = 0, class T, int W, int N>
+__device__ __forceinline__ void store(const Place<T, W>& to, const Fibre<Pack<T, W>, N>& x) {
+  static_assert(N == 1 || STRIDE > 0, "values of a fibre lie apart");
+#pragma unroll
+  for (int w = 0; w < W; ++w) {
+    if (!to.has[w]) continue;
+#pragma unroll
+    for (int i = 0; i < N; ++i) to.at[w][i * STRIDE] = x[i].value[w];  // (N)
+  }
+}
+
+// ---- Pieces ----------------------------------------------------------------------------------
+
+// An axis divided among `count` pieces of at most SIZE values, which are dealt out one by one, so
+// that pieces side by side touch values side by side. If some pieces have fewer values than others,
+// they read the last value of the axis once more.
+template <int EXTENT, int SIZE>
+struct Pieces {
+  static_assert(0 < SIZE && SIZE <= EXTENT, "a piece is part of its axis");
+  static constexpr int count = (EXTENT + SIZE - 1) / SIZE;
+  static constexpr bool even = count * SIZE == EXTENT;
+
+  static __device__ __forceinline__ bool has(int piece, int i) {
+    return even || i < SIZE - 1 || piece + i * count < EXTENT;
+  }
+  static __device__ __forceinline__ int at(int piece, int i) {
+    return has(piece, i) ? piece + i * count : EXTENT - 1;
+  }
+};
+
+// The values of a piece of an axis with stride STRIDE.
+template <int EXTENT, int SIZE, int STRIDE, class T>
+__device__ __forceinline__ Fibre<T, SIZE> load_piece(const T* from, int piece) {
+  using Axis = Pieces<EXTENT, SIZE>;
+  Fibre<T, SIZE> x;
+#pragma unroll
+  for (int i = 0; i < SIZE; ++i) x[i] = from[Axis::at(piece, i) * STRIDE];
+  return x;  // (SIZE)
+}
+
+// Stores a piece of the rows and of the columns of a matrix.
+template <int ROWS, int COLUMNS, int ROW, int COLUMN, class T, int M, int N>
+__device__ __forceinline__ void store(T* to, const Block<T, M, N>& x, int row, int column) {
+  using Row = Pieces<ROWS, M>;
+  using Column = Pieces<COLUMNS, N>;
+#pragma unroll
+  for (int i = 0; i < M; ++i) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      if (Row::has(row, i) && Column::has(column, j)) {
+        to[Row::at(row, i) * ROW + Column::at(column, j) * COLUMN] = x.value[i][j];  // (M, N)
+      }
+    }
+  }
+}
+
+// ---- Threads ---------------------------------------------------------------------------------
+
+// Coordinates of line number `line`, the last extent fastest.
+template <int... EXTENTS>
+struct Lines {
+  static constexpr int count = 1;
+
+  template <class Body, class... At>
+  static __device__ __forceinline__ void visit(unsigned, const Body& body, At... at) {
+    body(at...);
+  }
+};
+
+template <int FIRST, int... REST>
+struct Lines<FIRST, REST...> {
+  static constexpr int count = FIRST * Lines<REST...>::count;
+
+  template <class Body, class... At>
+  static __device__ __forceinline__ void visit(unsigned line, const Body& body, At... at) {
+    constexpr unsigned rest = Lines<REST...>::count;
+    Lines<REST...>::visit(line % rest, body, at..., static_cast<int>(line / rest));
+  }
+};
+
+// Calls body(i, j, ...) for every line of EXTENTS, spread over THREADS threads.
+template <int THREADS, int... EXTENTS, class Body>
+__device__ __forceinline__ void lines(int thread, const Body& body) {
+  constexpr int count = Lines<EXTENTS...>::count;
+  if constexpr (count <= THREADS) {
+    if (count == THREADS || thread < count) Lines<EXTENTS...>::visit(thread, body);
+  } else {
+#pragma unroll 1
+    for (int line = thread; line < count; line += THREADS) Lines<EXTENTS...>::visit(line, body);
+  }
+}
+
+// Makes what a group of THREADS threads wrote to shared memory visible to all of it.
+template <int THREADS>
+__device__ __forceinline__ void sync() {
+  if constexpr (THREADS == 32) {
+    __syncwarp();
+  } else {
+    __syncthreads();
+  }
+}
+
+}  // namespace jaxmagma

@@ -1,0 +1,116 @@
+"""Layouts of tiles in shared memory that threads can read and write without bank conflicts.
+
+Shared memory serves 128 bytes of distinct banks at a time: 16 threads if a value has 8 bytes. A
+thread's place in a sweep gives the coordinates of its line, and so the address of its first value;
+the others are at the same distance from it in all threads. A layout is row-major, with a few unused
+values after each axis, chosen by counting the conflicts of every sweep that touches the tile.
+"""
+
+import functools
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+
+BYTES_AT_A_TIME = 128
+
+
+@dataclass(frozen=True)
+class Access:
+    """How a stage goes through a tile: its line labels, the slowest first.
+
+    Each has an extent and the axis of the tile it walks, -1 if the tile has no such axis.
+    """
+
+    lines: tuple[tuple[int, int], ...]
+    threads: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Strides of the axes of a tile, and of the elements that lie side by side, in values."""
+
+    strides: tuple[int, ...]
+    element: int
+
+
+def row_major(shape: tuple[int, ...], padding: tuple[int, ...] | None = None) -> Layout:
+    """``padding[0]`` values follow each element unused, ``padding[i]`` each step on axis i - 1."""
+    padding = padding or (0,) * max(1, len(shape))
+    strides, size = [], 1
+    for axis in reversed(range(len(shape))):
+        strides.append(size)
+        size = size * shape[axis] + padding[axis]
+    return Layout(tuple(reversed(strides)), size)
+
+
+@functools.lru_cache(maxsize=4096)
+def choose(
+    shape: tuple[int, ...],
+    itemsize: int,
+    elements: int,
+    accesses: tuple[Access, ...],
+    inner_padding: bool = True,
+) -> Layout:
+    """The layout with the fewest conflicts and, among equals, the smallest."""
+    banks = max(1, BYTES_AT_A_TIME // itemsize)
+    places = [_coordinates(access, len(shape), elements) for access in accesses]
+    best: tuple[float, Layout] | None = None
+    least = None
+    for padding in _paddings(len(shape), banks, inner_padding):
+        layout = row_major(shape, padding)
+        if best is not None and least == 0 and layout.element >= best[1].element:
+            continue
+        extra = 0
+        for place in places:
+            extra += _conflicts(place @ np.array([layout.element, *layout.strides, 0]), banks)
+        # A conflict costs a cycle each time; memory costs occupancy only now and then.
+        cost = extra + 1e-3 * layout.element
+        if best is None or cost < best[0]:
+            best, least = (cost, layout), extra
+    assert best is not None
+    return best[1]
+
+
+def _paddings(rank: int, banks: int, inner: bool) -> list[tuple[int, ...]]:
+    if rank == 0:
+        return [(0,)]
+    element = range(banks)
+    if not inner or rank == 1:
+        return [(e, *(0,) * (rank - 1)) for e in element]
+    steps = range(min(banks, 6))
+    free = min(rank - 1, 2)
+    return [
+        (e, *pads, *(0,) * (rank - 1 - free))
+        for pads in itertools.product(steps, repeat=free)
+        for e in element
+    ]
+
+
+def _coordinates(access: Access, rank: int, elements: int) -> np.ndarray:
+    """(threads, 1 + rank + 1): element and axis coordinates of the line of each thread."""
+    count = min(elements * math.prod(x[0] for x in access.lines), access.threads)
+    line = np.arange(count)
+    where = np.zeros((count, 1 + rank + 1), np.int64)
+    for extent, axis in reversed(access.lines):
+        where[:, 1 + axis if axis >= 0 else -1] = line % extent
+        line = line // extent
+    where[:, 0] = line
+    return where
+
+
+def _conflicts(addresses: np.ndarray, banks: int) -> int:
+    """Cycles beyond the first of each group of threads that is served together."""
+    count = -(-len(addresses) // banks)
+    groups = np.full(count * banks, -1, np.int64)
+    groups[: len(addresses)] = addresses
+    groups = np.sort(groups.reshape(count, banks), axis=1)
+    # Equal addresses are one access.
+    distinct = np.ones_like(groups, bool)
+    distinct[:, 1:] = groups[:, 1:] != groups[:, :-1]
+    distinct &= groups >= 0
+    flat = (np.arange(count)[:, None] * banks + groups % banks)[distinct]
+    used = np.bincount(flat, minlength=count * banks).reshape(count, banks)
+    return int(np.maximum(used.max(axis=1) - 1, 0).sum())

@@ -1,0 +1,1 @@
+"""Tests of jaxmagma and the demo; they mirror the two packages."""

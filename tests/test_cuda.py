@@ -1,0 +1,437 @@
+"""The CUDA backend on a GPU: every kind of program, odd sizes, sums, CUDA graphs, the cache.
+
+Programs are lowered and called here directly, whatever the gain; the last section goes through
+``jm.einsum``.  The reference is numpy in extended precision.
+"""
+
+import functools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxmagma as jm
+from jaxmagma import native
+from jaxmagma.lowering.cuda import Parameters, lower
+from jaxmagma.lowering.kernel import Kernel
+from jaxmagma.plan import plan
+from jaxmagma.program import ElementProgram
+from tests.cuda_programs import (
+    arguments,
+    assert_close,
+    chain,
+    contraction,
+    interpolation,
+    mass,
+    mass_gradient_b,
+    mass_gradient_d,
+    product,
+    several_outputs,
+)
+
+
+pytestmark = pytest.mark.gpu
+
+SIZES = {"a": 2, "b": 3, "c": 4, "i": 3, "j": 4, "k": 5, "l": 3, "x": 5, "y": 4, "z": 3}
+
+# Neither a multiple of the elements of a block, nor less than one block.
+ELEMENTS = 1013
+
+SPECS = [
+    "xa,yb,zc,eabc->ezyx",
+    "eij,ejk->eik",
+    "eji,ekj->eki",
+    "eij,eij->e",
+    "eij,ej->ei",
+    "ei,ej->eij",
+    "eijk->ekji",
+    "eij->e",
+    "eij->ij",
+    "ei,ei->",
+    "eijk,ejkl->il",
+    "ijk,eijk->eijk",
+    "ijk,eijk->e",
+    "eabc,ebcx->eax",
+    "xa,eabc,exbc->e",
+    "i,ej->eij",
+    "xa,yb,zc,eabc,exyz->xa",
+]
+
+SEVERAL_BATCH_AXES = [
+    ("xa,yb,efab->efxy", (50, 41)),
+    ("xa,yb,feab->efxy", (50, 41)),
+    ("xa,yb,eab,fxy->efxy", (50, 41)),
+    ("xa,yb,eab,efxy->fxy", (50, 41)),
+    ("xa,yb,eab,efxy->exy", (50, 41)),
+    ("xa,eab,fb->efx", (50, 41)),
+    ("eab,fb->ef", (50, 41)),
+    ("efij,fgjk->egik", (20, 7, 31)),
+    ("gefij,fjk->egik", (20, 7, 31)),
+]
+
+
+def call(kernel: Kernel, program: ElementProgram, extents: Sequence[int]) -> Any:
+    """A jitted function of the program's arguments."""
+    native.load("cuda")
+    shapes = program.output_shapes(tuple(extents))
+    results = [jax.ShapeDtypeStruct(shape, program.dtype) for shape in shapes]
+    scratch = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in kernel.workspace]
+    function = jax.ffi.ffi_call(kernel.target, [*results, *scratch])
+    return jax.jit(lambda *x: function(*x, **kernel.attributes)[: len(results)])
+
+
+def run(
+    program: ElementProgram,
+    extents: Sequence[int],
+    arrays: Sequence[Any],
+    parameters: Parameters | None = None,
+) -> list[jax.Array]:
+    kernel = lower(plan(program), tuple(extents), parameters)
+    assert isinstance(kernel, Kernel), kernel
+    results: list[jax.Array] = call(kernel, program, extents)(*arrays)
+    return results
+
+
+def check(
+    program: ElementProgram, *extents: int, parameters: Parameters | None = None
+) -> list[jax.Array]:
+    arrays = arguments(program, extents)
+    got = run(program, extents, arrays, parameters)
+    assert_close(program, arrays, got)
+    return got
+
+
+# ---- Numbers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("p", [*range(1, 9), 11, 15])
+def test_mass(p: int) -> None:
+    check(mass(p), 101)
+    check(mass(p, constant=False), 101)
+
+
+@pytest.mark.parametrize("n", [*range(1, 17), 20, 27, 32])
+def test_chain(n: int) -> None:
+    check(chain(n), ELEMENTS)
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 5, 8])
+def test_parts_of_gradients(p: int) -> None:
+    check(interpolation(p), 101)
+    check(mass_gradient_d(p), 101)
+    check(mass_gradient_b(p), 101)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("elements", [0, 1, ELEMENTS])
+def test_contractions(spec: str, elements: int) -> None:
+    check(contraction(spec, SIZES), elements)
+    check(contraction(spec, SIZES, constant=False), elements)
+
+
+@pytest.mark.parametrize(("spec", "extents"), SEVERAL_BATCH_AXES)
+def test_several_batch_axes(spec: str, extents: tuple[int, ...]) -> None:
+    batch = "efg"[: len(extents)]
+    check(contraction(spec, SIZES, batch), *extents)
+    check(contraction(spec, SIZES, batch), *(1 for _ in extents))
+    check(contraction(spec, SIZES, batch), *(0 for _ in extents))
+
+
+def test_several_outputs() -> None:
+    check(several_outputs(), ELEMENTS)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64", "complex128"])
+def test_dtypes(dtype: str) -> None:
+    check(mass(3, dtype=dtype), 101)
+    check(mass_gradient_b(2, dtype=dtype), 101)
+    check(chain(7, dtype=dtype), ELEMENTS)
+    check(product(5, 6, 7, dtype=dtype), ELEMENTS)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex64", "complex128"])
+@pytest.mark.parametrize("n", range(1, 33))
+def test_square_products(n: int, dtype: str) -> None:
+    check(product(n, n, n, dtype=dtype), 67)
+
+
+@pytest.mark.parametrize("left", ["eij", "eji"])
+@pytest.mark.parametrize("right", ["ejk", "ekj"])
+@pytest.mark.parametrize("out", ["eik", "eki"])
+def test_transposed_square_products(left: str, right: str, out: str) -> None:
+    for spec in (f"{left},{right}->{out}", f"{right},{left}->{out}"):
+        program = contraction(spec, dict.fromkeys("ijk", 6))
+        kernel = lower(plan(program), (ELEMENTS,))
+        assert isinstance(kernel, Kernel) and kernel.target == "jaxmagma_cuda_bgemm"
+        check(program, ELEMENTS)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(1, 1, 9), (17, 2, 5), (3, 31, 8), (40, 24, 33), (64, 64, 64), (130, 9, 70)]
+)
+def test_rectangular_products(m: int, n: int, k: int) -> None:
+    check(product(m, n, k), 67)
+
+
+@pytest.mark.parametrize("elements", [1, 31, 32, 33, ELEMENTS])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        Parameters(threads=64),
+        Parameters(threads=384, min_blocks=2),
+        Parameters(pack=2),
+        Parameters(slices=3),
+        Parameters(threads=32, groups=4),
+        Parameters(threads=32, groups=2, pack=2, slices=2),
+        Parameters(elements=3, threads=32, padding=False, prefetch=False),
+    ],
+    ids=str,
+)
+def test_parameters(parameters: Parameters, elements: int) -> None:
+    check(mass(2), elements, parameters=parameters)
+    check(chain(4), elements, parameters=parameters)
+
+
+@pytest.mark.slow
+def test_more_values_than_31_bits_count() -> None:
+    program = contraction("eij->eji", {"i": 2, "j": 4}, dtype="float32")
+    elements = (1 << 28) + 3
+    (x,) = program.arguments
+    u = jax.random.uniform(jax.random.key(0), (elements, *x.tile), jnp.float32)
+    (got,) = run(program, (elements,), [u])
+    assert got.size > 1 << 31
+    for part in (slice(0, 1000), slice(elements - 1000, elements)):
+        np.testing.assert_array_equal(got[part], np.swapaxes(u[part], 1, 2))
+    different = jnp.zeros((), jnp.int64)
+    for chunk in range(0, elements, 1 << 26):
+        part = slice(chunk, chunk + (1 << 26))
+        different += jnp.sum(got[part] != jnp.swapaxes(u[part], 1, 2), dtype=jnp.int64)
+    assert different == 0
+
+
+# ---- NaN and infinity ------------------------------------------------------------------------
+
+
+def test_nan_stays_in_its_element() -> None:
+    program = mass(2)
+    arrays = arguments(program, (ELEMENTS,))
+    arrays[1][500, 1, 1, 1] = np.nan
+    (got,) = run(program, (ELEMENTS,), arrays)
+    assert np.isnan(got[500]).all()
+    assert np.isfinite(np.delete(np.asarray(got), 500, axis=0)).all()
+
+
+def test_nan_of_the_last_element_is_summed_once() -> None:
+    """The last element is read several times, to fill the last block."""
+    program = contraction("eij,eij->ij", SIZES)
+    arrays = arguments(program, (ELEMENTS,))
+    arrays[0][-1, 1, 2] = np.inf
+    (got,) = run(program, (ELEMENTS,), arrays)
+    infinite = np.zeros(got.shape, bool)
+    infinite[1, 2] = True
+    np.testing.assert_array_equal(np.isinf(got), infinite)
+    assert not np.isnan(got).any()
+
+
+def test_zero_times_infinity_is_nan() -> None:
+    builder_input = arguments(product(3, 3, 3), (5,))
+    left, right = builder_input
+    left[2, 0, :] = 0.0
+    right[2, 1, 1] = np.inf
+    (got,) = run(product(3, 3, 3), (5,), [left, right])
+    want = np.einsum("eij,ejk->eik", left, right)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+    np.testing.assert_array_equal(np.isinf(got), np.isinf(want))
+
+
+# ---- Determinism -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "program", [mass_gradient_b(3), contraction("eij->ij", SIZES), mass(3)], ids=["B", "sum", "u"]
+)
+def test_same_bits_every_time(program: ElementProgram) -> None:
+    elements = 50_021
+    arrays = [jnp.asarray(x) for x in arguments(program, (elements,))]
+    kernel = lower(plan(program), (elements,))
+    assert isinstance(kernel, Kernel)
+    function = call(kernel, program, (elements,))
+    (first,) = function(*arrays)
+    for _ in range(5):
+        (again,) = function(*arrays)
+        np.testing.assert_array_equal(first, again)
+
+
+# ---- Traced bases, loops and graphs ----------------------------------------------------------
+
+
+def test_traced_basis_changes_between_calls() -> None:
+    program = mass(2, constant=False)
+    kernel = lower(plan(program), (ELEMENTS,))
+    assert isinstance(kernel, Kernel)
+    function = call(kernel, program, (ELEMENTS,))
+    pending = []
+    for seed in range(8):
+        arrays = arguments(program, (ELEMENTS,), seed)
+        pending.append((arrays, function(*arrays)))
+    for arrays, got in pending:
+        assert_close(program, arrays, got)
+
+
+def test_two_calls_have_a_basis_each() -> None:
+    program = chain(4, constant=False)
+    kernel = lower(plan(program), (ELEMENTS,))
+    assert isinstance(kernel, Kernel)
+    function = call(kernel, program, (ELEMENTS,))
+    first, second = (arguments(program, (ELEMENTS,), seed) for seed in (1, 2))
+    both = jax.jit(lambda x, y: (function(*x), function(*y)))
+    for _ in range(3):
+        for arrays, got in zip((first, second), both(first, second), strict=True):
+            assert_close(program, arrays, got)
+
+
+@pytest.mark.parametrize("constant", [True, False], ids=["constant", "traced"])
+def test_loops_on_the_device(constant: bool) -> None:
+    """Loops become CUDA graphs; ten calls in a row, too."""
+    program = chain(3, constant=constant)
+    elements = 257
+    kernel = lower(plan(program), (elements,))
+    assert isinstance(kernel, Kernel)
+    function = call(kernel, program, (elements,))
+    *basis, d, a = (jnp.asarray(x) for x in arguments(program, (elements,)))
+
+    def step(a: jax.Array) -> jax.Array:
+        (c,) = function(*basis, d, a)
+        return a + 0.125 * c
+
+    @jax.jit
+    def looped(a: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, 20, lambda _, a: step(a), a)
+
+    @jax.jit
+    def unrolled(a: jax.Array) -> jax.Array:
+        for _ in range(20):
+            a = step(a)
+        return a
+
+    expected = a
+    for _ in range(20):
+        expected = step(expected)
+    for function_of_a in (looped, unrolled):
+        for _ in range(3):
+            np.testing.assert_allclose(function_of_a(a), expected, rtol=1e-12, atol=1e-14)
+
+
+# ---- Errors and the cache --------------------------------------------------------------------
+
+
+def test_compiler_errors_reach_the_user() -> None:
+    program = chain(2)
+    kernel = lower(plan(program), (10,))
+    assert isinstance(kernel, Kernel)
+    broken = {**kernel.attributes, "source": "not a kernel", "name": "jaxmagma_broken"}
+    function = call(Kernel(kernel.target, broken), program, (10,))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"jaxmagma_broken(.|\n)*kernel.cu"):
+        jax.block_until_ready(function(*arguments(program, (10,))))
+
+
+def test_missing_attributes_are_named() -> None:
+    program = chain(2)
+    function = call(Kernel("jaxmagma_cuda", {"name": "jaxmagma_empty"}), program, (10,))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="attribute"):
+        jax.block_until_ready(function(*arguments(program, (10,))))
+
+
+def test_cache_is_used_and_repaired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAXMAGMA_CACHE_DIR", str(tmp_path))
+    program = mass(1)
+    kernel = lower(plan(program), (ELEMENTS,))
+    assert isinstance(kernel, Kernel)
+    arrays = arguments(program, (ELEMENTS,))
+
+    def fresh() -> None:
+        assert_close(program, arrays, call(kernel, program, (ELEMENTS,))(*arrays))
+
+    fresh()
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    fresh()
+    assert file.read_bytes() == whole
+    file.write_bytes(whole[:1000])
+    fresh()
+    assert file.read_bytes() == whole
+    # A cubin that is whole but not for this GPU does not load, and is built again.
+    cuda = native.load("cuda")
+    assert not isinstance(cuda, str)
+    other = cuda.specialise(kernel.source, "sm_80")
+    (other_file,) = (f for f in tmp_path.iterdir() if f != file)
+    assert other_file.read_bytes().endswith(other)
+    os.replace(other_file, file)
+    fresh()
+
+
+def test_cache_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAXMAGMA_CACHE_DIR", "/proc/nowhere")
+    check(chain(6), 11)
+    monkeypatch.setenv("JAXMAGMA_CACHE_DIR", "off")
+    check(chain(7), 11)
+
+
+# ---- Through the public interface ------------------------------------------------------------
+
+MASS = "xi,yj,zk,exyz,xa,yb,zc,eabc->eijk"
+
+
+def _mass_operands(elements: int, p: int = 3) -> tuple[jax.Array, jax.Array, jax.Array]:
+    keys = jax.random.split(jax.random.key(0), 3)
+    n, q = p + 1, p + 2
+    b = jax.random.normal(keys[0], (q, n), jnp.float64)
+    d = jax.random.normal(keys[1], (elements, q, q, q), jnp.float64)
+    u = jax.random.normal(keys[2], (elements, n, n, n), jnp.float64)
+    return b, d, u
+
+
+def _apply(einsum: Any, b: Any, d: jax.Array, u: jax.Array) -> jax.Array:
+    result: jax.Array = einsum(MASS, b, b, b, d, b, b, b, u)
+    return result
+
+
+def test_einsum_runs_one_kernel() -> None:
+    b, d, u = _mass_operands(10_000)
+    text = jax.jit(functools.partial(_apply, jm.einsum)).lower(b, d, u).as_text()
+    assert text.count("jaxmagma_cuda") == 1
+    assert "dot_general" not in text
+
+
+@pytest.mark.parametrize("constant", [True, False], ids=["constant", "traced"])
+def test_einsum_and_its_gradients(constant: bool) -> None:
+    b, d, u = _mass_operands(5_003)
+
+    def value(einsum: Any, b: Any, d: jax.Array, u: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.sin(_apply(einsum, b, d, u)))
+
+    def gradients(einsum: Any) -> Any:
+        if constant:
+            fixed = np.asarray(b)
+            return jax.jit(jax.grad(lambda d, u: value(einsum, fixed, d, u), (0, 1)))(d, u)
+        return jax.jit(jax.grad(functools.partial(value, einsum), (0, 1, 2)))(b, d, u)
+
+    for got, want in zip(gradients(jm.einsum), gradients(jnp.einsum), strict=True):
+        scale = float(jnp.max(jnp.abs(want)))
+        np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-12 * scale)
+
+
+def test_vmap_adds_a_batch_axis() -> None:
+    b, d, u = _mass_operands(2_001)
+    us = jnp.stack([u, 2 * u, -u])
+    fixed = np.asarray(b)
+    mapped = jax.jit(jax.vmap(lambda u: _apply(jm.einsum, fixed, d, u)))
+    assert mapped.lower(us).as_text().count("jaxmagma_cuda") == 1
+    want = _apply(jnp.einsum, b, d, u)
+    for got, factor in zip(mapped(us), (1.0, 2.0, -1.0), strict=True):
+        np.testing.assert_allclose(got, factor * want, rtol=1e-10, atol=1e-9)

@@ -1,0 +1,384 @@
+"""The CUDA backend where there is no GPU: generated kernels, their machine code, and their cache.
+
+Kernels are compiled by NVRTC for sm_90, and run on the CPU by the emulator.
+JAXMAGMA_REQUIRE_NVRTC=1 makes a missing compiler an error.
+"""
+
+import importlib
+import os
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxmagma.lowering.cuda import Parameters, lower
+from jaxmagma.lowering.kernel import Declined, Kernel
+from jaxmagma.plan import plan
+from jaxmagma.program import Builder, ElementProgram, Input, Output
+from tests import cuda_emulator
+from tests.cuda_programs import (
+    arguments,
+    assert_close,
+    chain,
+    contraction,
+    interpolation,
+    mass,
+    mass_gradient_b,
+    mass_gradient_d,
+    product,
+    several_outputs,
+)
+
+
+SIZES = {"a": 2, "b": 3, "c": 4, "i": 3, "j": 4, "k": 5, "l": 3, "x": 5, "y": 4, "z": 3}
+
+# Kernels of sweeps alone: every value of a fibre has a register of its own.
+UNSPILLED: dict[str, ElementProgram] = {
+    **{f"mass p={p}": mass(p) for p in range(1, 9)},
+    **{f"chain n={n}": chain(n) for n in range(2, 17)},
+    **{f"interpolation p={p}": interpolation(p) for p in (1, 4, 8)},
+    **{f"gradient by D p={p}": mass_gradient_d(p) for p in (1, 3, 5, 8)},
+    "mass p=3, traced basis": mass(3, constant=False),
+    "mass p=3, float32": mass(3, dtype="float32"),
+    "mass p=3, complex64": mass(3, dtype="complex64"),
+    "mass p=3, complex128": mass(3, dtype="complex128"),
+    "interpolation, two batch axes": contraction("xa,yb,efab->fexy", SIZES, "ef"),
+    "gradient by B p=1": mass_gradient_b(1),
+    "rectangular product": product(7, 9, 13),
+    "product, float32": product(12, 12, 12, dtype="float32"),
+}
+
+# Spec, batch axes and their extents.
+EMULATED: dict[str, tuple[str, str, tuple[int, ...]]] = {
+    "mass": ("xi,yj,zk,exyz,xa,yb,zc,eabc->eijk", "e", (37,)),
+    "transposed": ("xa,yb,zc,eabc->ezyx", "e", (37,)),
+    "gradient by B": ("yj,zk,exyz,xa,yb,zc,eabc,eijk->xi", "e", (37,)),
+    "rows": ("eij,ejk->eik", "e", (9,)),
+    "both transposed": ("eji,ekj->eki", "e", (9,)),
+    "dot": ("eij,eij->e", "e", (300,)),
+    "matrix and vector": ("eij,ej->ei", "e", (70,)),
+    "outer product": ("ei,ej->eij", "e", (70,)),
+    "transposition": ("eijk->ekji", "e", (70,)),
+    "sum of tiles": ("eij->ij", "e", (301,)),
+    "sum of everything": ("eijk,eijk->", "e", (37,)),
+    "shared weights": ("ijk,eijk->eijk", "e", (37,)),
+    "two contracted": ("eabc,ebcx->eax", "e", (37,)),
+    "many batch axes": ("gefij,fjk->egik", "efg", (3, 4, 5)),
+    "broadcast operand": ("xa,yb,eab,fxy->efxy", "ef", (5, 7)),
+    "kept and summed": ("xa,yb,eab,efxy->fxy", "ef", (5, 7)),
+    "no elements": ("xa,yb,eab->exy", "e", (0,)),
+    "sum of no elements": ("exy,exy->x", "e", (0,)),
+    "one element": ("xa,yb,eab->exy", "e", (1,)),
+}
+
+
+def native() -> Any:
+    """The compiled module, with a run-time compiler."""
+    try:
+        module = importlib.import_module("jaxmagma._cuda")
+        module.nvrtc_version()
+    except (ImportError, RuntimeError) as error:
+        if os.environ.get("JAXMAGMA_REQUIRE_NVRTC") == "1":
+            pytest.fail(f"JAXMAGMA_REQUIRE_NVRTC=1, but {error}")
+        pytest.skip(str(error))
+    return module
+
+
+def lowered(program: ElementProgram, extents: tuple[int, ...] = (1000,), **options: Any) -> Kernel:
+    found = lower(plan(program), extents, Parameters(**options))
+    assert isinstance(found, Kernel), found
+    return found
+
+
+# ---- Machine code ----------------------------------------------------------------------------
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("name", UNSPILLED)
+def test_compiles_without_spills(name: str) -> None:
+    cuda = native()
+    program = UNSPILLED[name]
+    kernel = lowered(program, (100,) * program.batch_rank)
+    resources = cuda.resources(cuda.compile(kernel.source, "sm_90"))
+    assert resources["registers"] > 0
+    assert resources["local"] == 0
+    assert resources["registers"] * kernel.attributes["threads"] <= 65536
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "sm_120"])
+def test_compiles_for_every_generation(arch: str) -> None:
+    cuda = native()
+    for program in (mass(2), mass_gradient_b(2), several_outputs()):
+        code = cuda.compile(lowered(program).source, arch)
+        assert code.startswith(b"\x7fELF") or b".target" in code
+
+
+@pytest.mark.nvrtc
+def test_reads_resources() -> None:
+    """A kernel that must spill is seen to."""
+    cuda = native()
+    source = """
+    extern "C" __global__ void __launch_bounds__(1024) kernel(double* x, int n) {
+      double a[80];
+      #pragma unroll
+      for (int i = 0; i < 80; ++i) a[i] = x[i * n];
+      for (int s = 0; s < n; ++s) {
+        #pragma unroll
+        for (int i = 0; i < 80; ++i) a[i] = a[i] * a[(i + 7) % 80] + s;
+      }
+      #pragma unroll
+      for (int i = 0; i < 80; ++i) x[i * n] = a[i];
+    }"""
+    resources = cuda.resources(cuda.compile(source, "sm_90"))
+    assert 16 <= resources["registers"] <= 64
+    assert resources["local"] > 0
+
+
+@pytest.mark.nvrtc
+def test_compiler_errors_are_shown() -> None:
+    cuda = native()
+    with pytest.raises(RuntimeError, match="undefined_name"):
+        cuda.compile('extern "C" __global__ void kernel() { undefined_name(); }', "sm_90")
+    with pytest.raises(ValueError, match="sm_90"):
+        cuda.compile("", "90")
+
+
+# ---- Source ----------------------------------------------------------------------------------
+
+
+def test_source_holds_no_values() -> None:
+    """Another basis of the same shape needs no other kernel; nor does a traced one."""
+    sources = set()
+    for constant in (True, False):
+        kernel = lowered(mass(3, constant=constant))
+        sources.add(kernel.source)
+    other = contraction(
+        "xi,yj,zk,exyz,xa,yb,zc,eabc->eijk",
+        {**dict.fromkeys("abcijk", 4), **dict.fromkeys("xyz", 5)},
+    )
+    sources.add(lowered(other).source)
+    assert len(sources) == 1
+
+
+def test_attributes_do_not_depend_on_the_number_of_elements() -> None:
+    for program in (mass(2), mass_gradient_b(2)):
+        some, many = (lowered(program, (n,)).attributes for n in (100, 1 << 33))
+        assert some.keys() == many.keys()
+        assert all(np.array_equal(some[x], many[x]) for x in some)
+
+
+def test_reads_like_the_mathematics() -> None:
+    source = lowered(mass(3)).source
+    body = source[source.index("lines<") :]
+    verbs = ["load", "gemm", "store", "sync", "load", "gemm", "store", "sync", "load", "gemm"]
+    verbs += ["load", "map", "gemm", "store", "sync"]
+    place = 0
+    for verb in verbs:
+        place = body.index(verb, place) + 1
+
+
+def test_square_products_are_compiled_ahead() -> None:
+    found = lower(plan(product(8, 8, 8)), (1000,))
+    assert isinstance(found, Kernel)
+    assert found.target == "jaxmagma_cuda_bgemm"
+    assert found.attributes == {"size": 8, "transposed": 0}
+    for spec in ("eij,ekj->eik", "eji,ejk->eki"):
+        found = lower(plan(contraction(spec, dict.fromkeys("ijk", 5))), (1000,))
+        assert isinstance(found, Kernel) and found.attributes["transposed"] > 0
+    rectangular = lower(plan(product(8, 8, 7)), (1000,))
+    assert isinstance(rectangular, Kernel) and rectangular.target == "jaxmagma_cuda"
+
+
+def test_declines() -> None:
+    def reason(program: ElementProgram) -> str:
+        found = lower(plan(program), (10,) * program.batch_rank)
+        assert isinstance(found, Declined)
+        return found.reason
+
+    assert "int64" in reason(contraction("eij->eji", SIZES, dtype="int64"))
+    huge = contraction("xa,yb,eab->exy", {"a": 200, "b": 200, "x": 200, "y": 200})
+    assert "shared memory" in reason(huge)
+    builder = Builder(2)
+    u = builder.input(Input((0, 1), (3,), np.dtype("float64")))
+    mixed = builder.build([Output(u, (0,)), Output(u, (1,))]).program
+    assert "different batch axes" in reason(mixed)
+
+
+def test_groups_of_threads_are_warps() -> None:
+    with pytest.raises(ValueError, match="32"):
+        Parameters(threads=64, groups=2)
+
+
+# ---- Numbers ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if cuda_emulator.compiler() is None:
+        pytest.skip("no C++ compiler")
+    return tmp_path_factory.mktemp("emulated")
+
+
+def emulate(
+    program: ElementProgram, extents: tuple[int, ...], folder: Path, **options: Any
+) -> None:
+    kernel = lowered(program, extents, **options)
+    arrays = arguments(program, extents)
+    assert_close(program, arrays, cuda_emulator.run(kernel, program, arrays, folder))
+
+
+def has_shared_operand(name: str) -> bool:
+    spec, batch, _ = EMULATED[name]
+    return not all(set(term) & set(batch) for term in spec.split("->")[0].split(","))
+
+
+@pytest.mark.parametrize("name", EMULATED)
+def test_numbers(name: str, folder: Path) -> None:
+    spec, batch, extents = EMULATED[name]
+    emulate(contraction(spec, SIZES, batch), extents, folder)
+
+
+@pytest.mark.parametrize("name", [x for x in EMULATED if has_shared_operand(x)])
+def test_numbers_of_traced_operands(name: str, folder: Path) -> None:
+    spec, batch, extents = EMULATED[name]
+    emulate(contraction(spec, SIZES, batch, constant=False), extents, folder)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64", "complex128"])
+def test_numbers_of_other_dtypes(dtype: str, folder: Path) -> None:
+    emulate(mass(2, dtype=dtype), (13,), folder)
+    emulate(product(5, 6, 7, dtype=dtype), (13,), folder)
+
+
+def test_numbers_of_several_outputs(folder: Path) -> None:
+    emulate(several_outputs(), (29,), folder)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"threads": 64},
+        {"pack": 2},
+        {"pack": 3, "threads": 96},
+        {"threads": 32, "groups": 4},
+        {"threads": 32, "groups": 2, "pack": 2, "slices": 2},
+        {"slices": 3},
+        {"padding": False, "prefetch": False, "min_blocks": 2},
+        {"elements": 3, "threads": 32},
+    ],
+    ids=str,
+)
+def test_numbers_do_not_depend_on_parameters(options: dict[str, Any], folder: Path) -> None:
+    for extents in ((1,), (23,)):
+        emulate(mass(2), extents, folder, **options)
+        emulate(chain(4), extents, folder, **options)
+
+
+# ---- The cache -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("JAXMAGMA_CACHE_DIR", str(tmp_path / "kernels"))
+    return tmp_path / "kernels"
+
+
+def test_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = pytest.importorskip("jaxmagma._cuda")
+    monkeypatch.setenv("JAXMAGMA_CACHE_DIR", "/some/where")
+    assert cuda.cache_folder() == "/some/where"
+    for off in ("", "off"):
+        monkeypatch.setenv("JAXMAGMA_CACHE_DIR", off)
+        assert cuda.cache_folder() == ""
+    monkeypatch.delenv("JAXMAGMA_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/base")
+    assert cuda.cache_folder() == "/base/jaxmagma"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert cuda.cache_folder() == "/home/someone/.cache/jaxmagma"
+
+
+@pytest.mark.nvrtc
+def test_cache_keeps_machine_code(cache: Path) -> None:
+    cuda = native()
+    source = lowered(mass(1)).source
+    code = cuda.specialise(source, "sm_90")
+    (file,) = cache.iterdir()
+    assert file.name == cuda.cache_key(source, "sm_90") + ".cubin"
+    assert file.read_bytes().endswith(code)
+    before = file.stat().st_mtime_ns
+    assert cuda.specialise(source, "sm_90") == code
+    assert file.stat().st_mtime_ns == before
+    cuda.specialise(source, "sm_80")
+    cuda.specialise(source + "\n", "sm_90")
+    assert len(list(cache.iterdir())) == 3
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "not ours"])
+def test_cache_rebuilds_damaged_entries(cache: Path, damage: str) -> None:
+    cuda = native()
+    source = lowered(mass(1)).source
+    code = cuda.specialise(source, "sm_90")
+    (file,) = cache.iterdir()
+    whole = file.read_bytes()
+    middle = len(whole) // 2
+    file.write_bytes(
+        {
+            "truncated": whole[:-1],
+            "flipped": whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :],
+            "empty": b"",
+            "not ours": code,
+        }[damage]
+    )
+    assert cuda.specialise(source, "sm_90") == code
+    assert file.read_bytes() == whole
+
+
+@pytest.mark.nvrtc
+def test_cache_folder_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = native()
+    source = lowered(mass(1)).source
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    closed.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    (tmp_path / "file").write_text("")
+    for folder in (closed / "kernels", tmp_path / "file" / "kernels", Path("/proc/nowhere")):
+        monkeypatch.setenv("JAXMAGMA_CACHE_DIR", str(folder))
+        assert cuda.specialise(source, "sm_90").startswith(b"\x7fELF")
+    monkeypatch.setenv("JAXMAGMA_CACHE_DIR", "off")
+    assert cuda.specialise(source, "sm_90").startswith(b"\x7fELF")
+
+
+@pytest.mark.nvrtc
+def test_cache_shared_by_threads_and_processes(cache: Path) -> None:
+    cuda = native()
+    source = lowered(mass(1)).source
+    code = (
+        "import sys\nfrom jaxmagma import _cuda\n"
+        "code = [_cuda.specialise(sys.argv[1], 'sm_90') for _ in range(3)]\n"
+        "assert len(set(code)) == 1"
+    )
+    command = [sys.executable, "-P", "-c", code, source]
+    processes = [subprocess.Popen(command) for _ in range(4)]
+    results: list[bytes] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(cuda.specialise(source, "sm_90")))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [process.wait() for process in processes] == [0] * 4
+    assert len(set(results)) == 1
+    (file,) = cache.iterdir()
+    assert file.read_bytes().endswith(results[0])

@@ -1,0 +1,379 @@
+"""Plans: what they compute, in which order, and at what cost."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxmagma import calculus, reference
+from jaxmagma.einsum import FusedCall, capture
+from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, contraction_order, plan
+from jaxmagma.program import Builder, ElementProgram, Input, Output
+from tests.einsums import ELEMENTS, PROGRAMS, assert_close, fused_calls
+
+
+F64 = np.dtype(np.float64)
+BK1 = "xi,yj,zk,exyz,xa,yb,zc,eabc->eijk"
+
+
+def program_of(spec: str, *shapes: tuple[int, ...]) -> ElementProgram:
+    call = capture(spec, *(np.ones(shape) for shape in shapes))
+    assert isinstance(call, FusedCall), call
+    return call.program
+
+
+def plan_of(spec: str, *shapes: tuple[int, ...]) -> Plan:
+    return plan(program_of(spec, *shapes))
+
+
+def bk1(n: int, q: int) -> Plan:
+    """The mass matrix of a hexahedron with ``n`` nodes and ``q`` points in each direction."""
+    table = np.ones((q, n))
+    weights, u = np.ones((ELEMENTS, q, q, q)), np.ones((ELEMENTS, n, n, n))
+    call = capture(BK1, table, table, table, weights, table, table, table, u)
+    assert isinstance(call, FusedCall)
+    return plan(call.program)
+
+
+# ---- Cost ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "q"), [(2, 3), (4, 5), (5, 5), (4, 3), (8, 10)])
+def test_flops_of_a_mass_matrix(n: int, q: int) -> None:
+    assert bk1(n, q).flops == 4 * (q * n**3 + q**2 * n**2 + q**3 * n) + q**3
+
+
+@pytest.mark.parametrize(("n", "q"), [(2, 3), (5, 4)])
+def test_flops_of_an_interpolation(n: int, q: int) -> None:
+    planned = plan_of("xa,yb,zc,eabc->exyz", (q, n), (q, n), (q, n), (ELEMENTS, n, n, n))
+    assert planned.flops == 2 * (q * n**3 + q**2 * n**2 + q**3 * n)
+
+
+@pytest.mark.parametrize(
+    ("spec", "shapes", "flops"),
+    [
+        ("eij,ejk->eik", ((9, 2, 3), (9, 3, 5)), 2 * 2 * 3 * 5),
+        # A chain that ends in a vector is done from that end.
+        ("eij,ejk,ek->ei", ((9, 2, 3), (9, 3, 5), (9, 5)), 2 * (3 * 5 + 2 * 3)),
+        ("ei,eij,ejk->ek", ((9, 2), (9, 2, 3), (9, 3, 5)), 2 * (2 * 3 + 3 * 5)),
+        # Summing first what only one operand has costs an addition each.
+        ("eij,ekl,el->ei", ((9, 2, 3), (9, 4, 5), (9, 5)), 2 * 3 + 4 * 5 + 2 * 5 + 2),
+        # Multiplying adds nothing up, contracting does.
+        ("ei,ei,eij->ej", ((9, 4), (9, 4), (9, 4, 3)), 4 + 2 * 4 * 3),
+        # Shared operands that are multiplied with each other first cost nothing per element.
+        ("ij,jk,kl,el->ei", ((2, 3), (3, 4), (4, 5), (99, 5)), 2 * 2 * 5),
+        # One element alone costs all there is.
+        ("ij,jk,k->i", ((2, 3), (3, 4), (4,)), 2 * (3 * 4 + 2 * 3)),
+    ],
+)
+def test_flops_of_known_contractions(
+    spec: str, shapes: Sequence[tuple[int, ...]], flops: int
+) -> None:
+    assert plan_of(spec, *shapes).flops == flops
+
+
+@pytest.mark.parametrize(
+    ("nodes", "points"), [((2, 3, 4), (3, 3, 3)), ((4, 3, 2), (2, 5, 3)), ((2, 5, 3), (6, 2, 2))]
+)
+def test_anisotropic_tensor_products_go_the_cheapest_way(
+    nodes: tuple[int, ...], points: tuple[int, ...]
+) -> None:
+    tables = [(q, n) for q, n in zip(points, nodes, strict=True)]
+
+    def cost(order: tuple[int, ...]) -> int:
+        extents, flops = list(nodes), 0
+        for axis in order:
+            flops += 2 * points[axis] * math.prod(extents)
+            extents[axis] = points[axis]
+        return flops
+
+    planned = plan_of("xa,yb,zc,eabc->exyz", *tables, (ELEMENTS, *nodes))
+    assert planned.flops == min(map(cost, itertools.permutations(range(3))))
+
+
+def test_flops_count_what_is_done_for_every_element() -> None:
+    """A product of shared operands alone is done once."""
+    builder = Builder(1)
+    left, right = (builder.input(Input((), (3, 3), F64)) for _ in range(2))
+    u = builder.input(Input((0,), (3,), F64))
+    sizes = dict.fromkeys("ijk", 3)
+    table = builder.contract([(left, "ij"), (right, "jk")], "ik", sizes)
+    result = builder.contract([(table, "ik"), (u, "k")], "i", sizes)
+    planned = plan(builder.build([Output(result, (0,))]).program)
+    assert [planned.tiles[n].batched for n, _ in planned.numbered_steps()] == [False, True]
+    assert planned.flops == 2 * 3 * 3
+
+
+# ---- Order -----------------------------------------------------------------------------------
+
+
+def replaced_axes(planned: Plan, first: int) -> list[int]:
+    """For each mode product, the axis of the tile on its right that it replaces."""
+    axes = []
+    for _, step in planned.numbered_steps():
+        if isinstance(step, Product) and step.contracted:
+            assert step.left < first <= step.right
+            axes.append(step.right_labels.index(step.contracted))
+    return axes
+
+
+@pytest.mark.parametrize(("n", "q"), [(3, 4), (4, 4), (5, 4)])
+def test_mass_matrix_starts_with_the_slowest_axis_and_comes_back_mirrored(n: int, q: int) -> None:
+    planned = bk1(n, q)
+    slowest, middle, fastest = 0, 1, 2
+    # Only one table, used six times, comes before the batched operands.
+    assert [operand.shared for operand in planned.program.inputs] == [True, False, False]
+    assert replaced_axes(planned, first=1) == [slowest, fastest, middle, middle, fastest, slowest]
+    kinds = ["contract" if step.contracted else "multiply" for step in products(planned)]
+    assert kinds == ["contract"] * 3 + ["multiply"] + ["contract"] * 3
+
+
+@pytest.mark.parametrize("spec", ["xa,yb,zc,eabc->exyz", "zc,xa,yb,eabc->exyz"])
+def test_order_does_not_depend_on_the_order_of_operands(spec: str) -> None:
+    planned = plan_of(spec, (5, 4), (5, 4), (5, 4), (ELEMENTS, 4, 4, 4))
+    assert planned.flops == 2 * (5 * 4**3 + 5**2 * 4**2 + 5**3 * 4)
+    shapes = [planned.tiles[n].shape for n, _ in planned.numbered_steps()]
+    assert shapes == [(5, 4, 4), (5, 4, 5), (5, 5, 5)]
+
+
+def products(planned: Plan) -> list[Product]:
+    return [step for step in planned.steps if isinstance(step, Product)]
+
+
+def test_results_replace_labels_in_place() -> None:
+    """No step of a tensor-product operator moves an axis that it does not contract."""
+    for step in products(bk1(3, 4)):
+        if step.contracted:
+            expected = step.right_labels.replace(step.contracted, step.rows)
+            assert step.output_labels == expected
+
+
+@pytest.mark.parametrize(
+    ("terms", "output", "batched"),
+    [
+        (("ab",), "ba", (True,)),
+        (("", "ia"), "i", (True, False)),
+        (("", "", ""), "", (False, True, True)),
+        (("ij", "kl", "m"), "", (True, True, True)),
+        (("i", "i", "i", "i"), "i", (True, False, True, False)),
+        (("ij", "jk", "kl", "li"), "", (True, False, False, True)),
+        (("ab", "cd"), "abcd", (True, True)),
+    ],
+)
+def test_order_contracts_every_term_once(
+    terms: tuple[str, ...], output: str, batched: tuple[bool, ...]
+) -> None:
+    sizes = tuple((x, 2) for x in sorted(set("".join(terms))))
+    assert_contracts_every_term(contraction_order(terms, output, sizes, batched), len(terms))
+
+
+def assert_contracts_every_term(order: Sequence[tuple[int, int]], count: int) -> None:
+    """Every term and every result but the last goes into exactly one later pair."""
+    assert len(order) == count - 1
+    assert sorted(itertools.chain(*order)) == list(range(2 * count - 2))
+    for number, pair in enumerate(order, start=count):
+        assert max(pair) < number
+
+
+@given(st.data())
+def test_order_contracts_every_term_of_random_contractions(data: st.DataObject) -> None:
+    label_sets = st.sets(st.sampled_from("abcdef"), max_size=3).map(sorted).map("".join)
+    terms = tuple(data.draw(st.lists(label_sets, min_size=1, max_size=6)))
+    labels = sorted(set("".join(terms)))
+    output = "".join(x for x in labels if data.draw(st.booleans()))
+    batched = tuple(data.draw(st.booleans()) for _ in terms)
+    sizes = tuple((x, data.draw(st.integers(1, 5))) for x in labels)
+    assert_contracts_every_term(contraction_order(terms, output, sizes, batched), len(terms))
+
+
+def test_order_of_many_terms_is_found() -> None:
+    """Looking at every subset of twenty-four mode products would take forever."""
+    many = 24
+    nodes, points = ([chr(start + n) for n in range(many)] for start in (0x100, 0x200))
+    terms = (*map("".join, zip(points, nodes, strict=True)), "".join(nodes))
+    sizes = tuple((x, 2) for x in [*nodes, *points])
+    order = contraction_order(terms, "".join(points), sizes, (False,) * many + (True,))
+    assert_contracts_every_term(order, many + 1)
+    # Always a matrix with the tile, never two matrices.
+    assert all(max(pair) >= many for pair in order)
+
+
+# ---- Steps -----------------------------------------------------------------------------------
+
+
+def three_gradients() -> ElementProgram:
+    """The three components of a gradient at the points of a hexahedron."""
+    builder = Builder(1)
+    values, slopes = (builder.input(Input((), (4, 3), F64)) for _ in range(2))
+    u = builder.input(Input((0,), (3, 3, 3), F64))
+    sizes = dict.fromkeys("abc", 3) | dict.fromkeys("xyz", 4)
+    outputs = []
+    for direction in range(3):
+        tables = [slopes if axis == direction else values for axis in range(3)]
+        terms = [*zip(tables, ("xa", "yb", "zc"), strict=True), (u, "abc")]
+        outputs.append(Output(builder.contract(terms, "xyz", sizes), (0,)))
+    return builder.build(outputs).program
+
+
+def test_equal_steps_of_several_contractions_are_done_once() -> None:
+    """The derivatives along the second and third axis start with the same product."""
+    planned = plan(three_gradients())
+    assert len(planned.steps) == len(set(planned.steps)) == 8
+    assert len(planned.results) == len(set(planned.results)) == 3
+
+
+def test_names_of_labels_make_no_difference() -> None:
+    builder = Builder(1)
+    table, u = builder.input(Input((), (4, 3), F64)), builder.input(Input((0,), (3, 2), F64))
+    sizes = {"a": 3, "x": 4, "b": 2, "k": 3, "j": 4, "i": 2}
+    first = builder.contract([(table, "xa"), (u, "ab")], "xb", sizes)
+    second = builder.contract([(table, "jk"), (u, "ki")], "ji", sizes)
+    assert first != second
+    planned = plan(builder.build([Output(first, (0,)), Output(second, (0,))]).program)
+    assert len(planned.steps) == 1
+    assert planned.results == (2, 2)
+
+
+def derived_programs(program: ElementProgram) -> list[ElementProgram]:
+    """The program, its tangent, and the gradient of that: with sums and several outputs."""
+    count = len(program.arguments)
+    tangent = calculus.jvp(program, [True] * count)
+    assert tangent is not None
+    linear = [position >= count for position in tangent.arguments]
+    gradient = calculus.transpose(tangent.program, linear, [True])
+    assert gradient is not None
+    return [program, tangent.program, gradient.program]
+
+
+def evaluate(planned: Plan, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The outputs of a plan: each step is a ``np.einsum`` over all elements."""
+    program, rank = planned.program, planned.program.batch_rank
+    extents = program.batch_extents([x.shape for x in arguments])
+    remaining = iter(arguments)
+    tiles: list[np.ndarray] = []
+    for operand in program.inputs:
+        array = operand.constant.array if operand.constant else next(remaining)
+        order = sorted(range(len(operand.batch)), key=operand.batch.__getitem__)
+        array = np.transpose(array, [*order, *range(len(order), array.ndim)])
+        shape = [extents[axis] if axis in operand.batch else 1 for axis in range(rank)]
+        tiles.append(array.reshape(*shape, *operand.tile))
+    for number, step in planned.numbered_steps():
+        operands = [tiles[x] for x in step.operands]
+        if isinstance(step, Product):
+            labels = f"...{step.left_labels},...{step.right_labels}->...{step.output_labels}"
+            tile = np.einsum(labels, *operands)
+        elif isinstance(step, Rearrange):
+            missing = "".join(x for x in step.output_labels if x not in step.labels)
+            whole = np.ones([step.extents[x] for x in missing])
+            labels = f"...{step.labels},{missing}->...{step.output_labels}"
+            tile = np.einsum(labels, *operands, whole)
+        else:
+            assert step.function == "add"
+            tile = operands[0] + operands[1]
+        assert tile.shape[rank:] == planned.tiles[number].shape == step.shape
+        tiles.append(tile)
+    results = []
+    for out, value in zip(program.outputs, planned.results, strict=True):
+        tile, depends = tiles[value], program.batch[out.value]
+        summed = tuple(axis for axis in depends if axis not in out.batch)
+        tile = tile.sum(axis=summed, keepdims=True)
+        gone = tuple(axis for axis in range(rank) if axis not in out.batch)
+        kept = [axis for axis in range(rank) if axis in out.batch]
+        tile = np.squeeze(tile, gone)
+        order = [kept.index(axis) for axis in out.batch]
+        tile = np.transpose(tile, [*order, *range(len(order), tile.ndim)])
+        shape = [extents[axis] for axis in out.batch]
+        results.append(np.broadcast_to(tile, (*shape, *tile.shape[len(shape) :])))
+    return results
+
+
+def random_arguments(program: ElementProgram, extents: Sequence[int]) -> list[np.ndarray]:
+    random = np.random.default_rng(0)
+    return [
+        random.standard_normal([*(extents[axis] for axis in x.batch), *x.tile])
+        for x in program.arguments
+    ]
+
+
+def assert_well_formed(planned: Plan) -> None:
+    """The promises on which every backend relies."""
+    program = planned.program
+    assert len(set(planned.steps)) == len(planned.steps)
+    first = len(program.inputs)
+    for number, operand in enumerate(program.inputs):
+        assert planned.tiles[number].shape == operand.tile
+        assert planned.tiles[number].batched == (not operand.shared)
+    for number, step in planned.numbered_steps():
+        tile = planned.tiles[number]
+        assert all(operand < number for operand in step.operands)
+        assert tile.shape == step.shape
+        assert tile.batched == any(planned.tiles[x].batched for x in step.operands)
+        if isinstance(step, Pointwise):
+            assert all(planned.tiles[x].shape == step.shape for x in step.operands)
+            continue
+        if isinstance(step, Product):
+            left, right, out = map(
+                set, (step.left_labels, step.right_labels, step.output_labels)
+            )
+            lengths = [len(x) for x in (step.left_labels, step.right_labels, step.output_labels)]
+            assert lengths == [len(left), len(right), len(out)]
+            groups = (step.rows, step.columns, step.contracted, step.paired)
+            assert sorted("".join(groups)) == sorted(left | right | out)
+            assert out <= left | right
+            for operand, labels in (
+                (step.left, step.left_labels),
+                (step.right, step.right_labels),
+            ):
+                shape = tuple(step.extents[x] for x in labels)
+                assert planned.tiles[operand].shape == shape
+            # A shared operand stands on the left.
+            assert not (planned.tiles[step.left].batched and not planned.tiles[step.right].batched)
+        else:
+            shape = tuple(step.extents[x] for x in step.labels)
+            assert planned.tiles[step.operand].shape == shape
+    reads = [x for _, step in planned.numbered_steps() for x in step.operands]
+    for number in range(first, len(planned.tiles)):
+        assert number in reads or number in planned.results
+    for number in range(len(planned.tiles)):
+        users = [n for n, step in planned.numbered_steps() if number in step.operands]
+        last = len(planned.tiles) if number in planned.results else max(users, default=-1)
+        assert planned.last_use[number] == last
+
+
+@given(fused_calls(broadcasting=False))
+@settings(max_examples=30)
+def test_plans_of_random_programs_compute_what_the_programs_mean(call: Any) -> None:
+    captured = capture(call.spec, *call.operands)
+    assert isinstance(captured, FusedCall)
+    hypothesis.event(f"{captured.program.batch_rank} batch axes")
+    for program in derived_programs(captured.program):
+        planned = plan(program)
+        assert_well_formed(planned)
+        arguments = random_arguments(program, [3, 2, 2, 2][: program.batch_rank])
+        expected = reference.evaluate(program, *arguments)
+        for x, y in zip(evaluate(planned, arguments), expected, strict=True):
+            assert_close(x, np.asarray(y))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_plans_of_named_programs_are_well_formed(name: str) -> None:
+    spec, shapes = PROGRAMS[name]
+    for program in derived_programs(program_of(spec, *shapes)):
+        assert_well_formed(plan(program))
+
+
+def test_on_chip_is_the_most_that_is_alive_at_once() -> None:
+    planned = plan_of("xa,yb,zc,eabc->exyz", (5, 4), (5, 4), (5, 4), (ELEMENTS, 4, 4, 4))
+    sizes = [4 * 4 * 4, 5 * 4 * 4, 5 * 4 * 5, 5 * 5 * 5]
+    assert planned.on_chip == max(a + b for a, b in itertools.pairwise(sizes))
+
+
+def test_equal_programs_have_one_plan() -> None:
+    shapes = ((4, 3), (4, 3), (ELEMENTS, 3, 3))
+    assert plan_of("xa,yb,eab->exy", *shapes) is plan_of("xa,yb,eab->exy", *shapes)
