@@ -18,14 +18,16 @@ export PYTHONUNBUFFERED=1
 export JAXMAGMA_CACHE_DIR=${JAXMAGMA_CACHE_DIR:-$(mktemp -d)}
 
 build() {
-  # The CPU executor is not what is looked at here, but it is part of the package.
   "$python" -m pip install --no-build-isolation --no-deps -v . &&
     "$python" -P -c "import jaxmagma._cuda as c; print('NVRTC', c.nvrtc_version())"
 }
 
 test() {
-  JAXMAGMA_REQUIRE_GPU=1 JAXMAGMA_REQUIRE_NVRTC=1 \
-    "$python" -P -m pytest -q -p no:cacheprovider tests/test_cuda.py tests/test_cuda_compile.py
+  local workers=()
+  if "$python" -c "import xdist" 2>/dev/null; then workers=(-n 8); fi
+  XLA_PYTHON_CLIENT_PREALLOCATE=false JAXMAGMA_REQUIRE_GPU=1 JAXMAGMA_REQUIRE_NVRTC=1 \
+    "$python" -P -m pytest -q -p no:cacheprovider "${workers[@]}" \
+    tests/test_cuda.py tests/test_cuda_compile.py
 }
 
 # A few kernels of each kind: with every array in an allocation of its own, an access beyond its

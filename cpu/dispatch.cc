@@ -11,7 +11,9 @@ const Kernels& BestKernels() {
   static const Kernels& best = [&]() -> const Kernels& {
     // The best first; one that is asked for by name is used only if the machine has it.
     const char* name = std::getenv("JAXMAGMA_CPU_ISA");
-    auto wanted = [&](const Kernels& set) { return !name || !*name || !std::strcmp(name, set.name); };
+    auto wanted = [&](const Kernels& set) {
+      return !name || !*name || !std::strcmp(name, set.name);
+    };
 #if JAXMAGMA_HAVE_AVX512
     if (wanted(avx512::kKernels) && __builtin_cpu_supports("avx512f") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&

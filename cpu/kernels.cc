@@ -4,91 +4,57 @@
 
 #include "kernels.h"
 
+#include "direct.h"
+#include "gemm.h"
+#include "half.h"
 #include "lanes.h"
+#include "matrix.h"
+#include "value.h"
 
 namespace jaxmagma::JAXMAGMA_ISA {
 namespace {
 
-constexpr bool kManyRegisters = kRegisters >= 32;
-
-// Register blocks of the products. A complex value is two vectors.
-constexpr int kMatrixRows = 6;
-constexpr int kMatrixRowsComplex = kManyRegisters ? 6 : 4;
-constexpr int kMatrixColumns = kManyRegisters ? 4 : 2;
-constexpr int kMatrixColumnsComplex = kManyRegisters ? 2 : 1;
-constexpr int kGemmSide = kManyRegisters ? 4 : 3;
-constexpr int kGemmSideComplex = kManyRegisters ? 3 : 2;
-
-// A value in lanes: real, or real and imaginary parts apart.
-template <typename T, bool kComplex>
-struct Value {
-  Lanes<T> re;
-
-  static JAXMAGMA_INLINE Value At(const T* p, int64_t) { return {Load(p)}; }
-  static JAXMAGMA_INLINE Value Same(const T* p) { return {Splat(*p)}; }
-  JAXMAGMA_INLINE void To(T* p, int64_t) const { Store(p, re); }
-  JAXMAGMA_INLINE void Add(Value x) { re += x.re; }
-  JAXMAGMA_INLINE void AddProduct(Value a, Value b) { re += a.re * b.re; }
-  static JAXMAGMA_INLINE Value Product(Value a, Value b) { return {a.re * b.re}; }
-};
-
-template <typename T>
-struct Value<T, true> {
-  Lanes<T> re, im;
-
-  // The imaginary parts stand one plane of lanes behind the real ones.
-  static JAXMAGMA_INLINE Value At(const T* p, int64_t plane) { return {Load(p), Load(p + plane)}; }
-  static JAXMAGMA_INLINE Value Same(const T* p) { return {Splat(p[0]), Splat(p[1])}; }
-  JAXMAGMA_INLINE void To(T* p, int64_t plane) const {
-    Store(p, re);
-    Store(p + plane, im);
-  }
-  JAXMAGMA_INLINE void Add(Value x) {
-    re += x.re;
-    im += x.im;
-  }
-  JAXMAGMA_INLINE void AddProduct(Value a, Value b) {
-    re += a.re * b.re;
-    im += a.re * b.im;
-    re -= a.im * b.im;
-    im += a.im * b.re;
-  }
-  static JAXMAGMA_INLINE Value Product(Value a, Value b) {
-    return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
-  }
-};
-
-JAXMAGMA_INLINE int64_t At(const int32_t* table, int64_t i) { return table ? table[i] : 0; }
-
-template <typename T, bool kComplex>
+constexpr int64_t kCacheLine = 64;
+// `T` is the real type of the arithmetic, `Stored` that of the arrays.
+template <typename T, bool kComplex, typename Stored = T>
 struct Machine {
+  static constexpr bool kConverts = !std::is_same_v<T, Stored>;
   using V = Value<T, kComplex>;
   static constexpr int W = kLanes<T>;
   static constexpr int kPlanes = kComplex ? 2 : 1;
-  static constexpr int kColumns = kComplex ? kMatrixColumnsComplex : kMatrixColumns;
-  static constexpr int kRows = kComplex ? kMatrixRowsComplex : kMatrixRows;
-  static constexpr int kSide = kComplex ? kGemmSideComplex : kGemmSide;
 
   // ---- memory <-> lanes ----------------------------------------------------------------------
 
-  // Calls `body(C, column)` for pieces of C columns that make up `count`, C a constant.
-  template <int C, typename Body>
-  static JAXMAGMA_INLINE void Pieces(int64_t column, int64_t count, Body body) {
-    for (; count - column >= C; column += C) body(std::integral_constant<int, C>(), column);
-    if constexpr (C > kPlanes) Pieces<C / 2>(column, count, body);
+  // The rows of one vector of elements.
+  template <typename P>
+  static JAXMAGMA_INLINE void RowPointers(const Rows& rows, int64_t lane, P** pointers) {
+#pragma GCC unroll 16
+    for (int j = 0; j < W; ++j) {
+      pointers[j] = reinterpret_cast<P*>(rows.base + rows.offsets[lane + j]);
+    }
   }
 
-  // Half a vector of columns at a time: what is loaded in halves need not be exchanged.
-  static constexpr int kPiece = W / 2 > kPlanes ? W / 2 : kPlanes;
-
-  static void LoadRows(const Step& s, const T* const* rows, T* out, int64_t plane, bool multiply) {
-    for (int64_t lane = 0; lane < plane; lane += W, rows += W, out += W) {
-      Pieces<kPiece>(0, s.count, [&](auto piece, int64_t column) {
+  template <bool kMultiply>
+  static void LoadRows(const Step& s, Rows rows, T* staged, T* out, int64_t plane) {
+    for (int64_t lane = 0; lane < plane; lane += W, out += W) {
+      const T* row[W];
+      if constexpr (kConverts) {
+        const Stored* stored[W];
+        RowPointers(rows, lane, stored);
+        for (int j = 0; j < W; ++j) {
+          T* to = staged + j * s.count;
+          WidenAll<Stored>(stored[j], to, s.count);
+          row[j] = to;
+        }
+      } else {
+        RowPointers(rows, lane, row);
+      }
+      ForPieces<kPiece<T>, kPlanes>(0, s.count, [&](auto piece, int64_t column) {
         constexpr int C = piece;
         Lanes<T> x[C];
-        LoadColumns<T, C>(rows, column, x);
+        LoadColumns<T, C>(row, column, x);
         T* to = out + column * plane;
-        if (multiply) {
+        if constexpr (kMultiply) {
 #pragma GCC unroll 16
           for (int c = 0; c < C; c += kPlanes) {
             V loaded;
@@ -98,214 +64,61 @@ struct Machine {
           }
         } else {
 #pragma GCC unroll 16
-          for (int c = 0; c < C; ++c) ::jaxmagma::JAXMAGMA_ISA::Store(to + c * plane, x[c]);
+          for (int c = 0; c < C; ++c) StoreLanes(to + c * plane, x[c]);
         }
       });
     }
   }
 
-  static void StoreRows(const Step& s, const T* from, T* const* rows, int64_t plane) {
-    for (int64_t lane = 0; lane < plane; lane += W, rows += W, from += W) {
-      Pieces<kPiece>(0, s.count, [&](auto piece, int64_t column) {
+  // Rows of sums over elements stay in the type of the arithmetic.
+  template <bool kNarrow>
+  static void StoreRows(const Step& s, const T* from, Rows rows, T* staged, int64_t plane) {
+    for (int64_t lane = 0; lane < plane; lane += W, from += W) {
+      T* row[W];
+      if constexpr (kNarrow) {
+        for (int j = 0; j < W; ++j) row[j] = staged + j * s.count;
+      } else {
+        RowPointers(rows, lane, row);
+      }
+      ForPieces<kPiece<T>, kPlanes>(0, s.count, [&](auto piece, int64_t column) {
         constexpr int C = piece;
         Lanes<T> x[C];
 #pragma GCC unroll 16
-        for (int c = 0; c < C; ++c) x[c] = Load(from + (column + c) * plane);
-        StoreColumns<T, C>(rows, column, x);
+        for (int c = 0; c < C; ++c) x[c] = LoadLanes(from + (column + c) * plane);
+        StoreColumns<T, C>(row, column, x);
       });
+      if constexpr (kNarrow) {
+        Stored* stored[W];
+        RowPointers(rows, lane, stored);
+        for (int j = 0; j < W; ++j) NarrowAll<Stored>(row[j], stored[j], s.count);
+      }
+    }
+  }
+
+  static void StoreOutput(const Step& s, const T* from, const Block& block, int64_t plane) {
+    const Rows& rows = block.outputs[s.array];
+    T* sum = static_cast<T*>(block.sums[s.array]);
+    T* staged = static_cast<T*>(block.staged);
+    if (rows.offsets && (sum || !kConverts)) {
+      StoreRows<false>(s, from, rows, staged, plane);
+    } else if (rows.offsets) {
+      StoreRows<kConverts>(s, from, rows, staged, plane);
+    } else if (sum) {
+      AddTo(from, s.count * (plane / W), sum);
     }
   }
 
   static void AddTo(const T* from, int64_t vectors, T* sum) {
     for (int64_t i = 0; i < vectors * W; i += W) {
-      ::jaxmagma::JAXMAGMA_ISA::Store(sum + i, Load(sum + i) + Load(from + i));
+      StoreLanes(sum + i, LoadLanes(sum + i) + LoadLanes(from + i));
     }
   }
 
   static void Spread(const Step& s, const T* from, T* out, int64_t plane) {
     for (int64_t i = 0; i < s.count * kPlanes; ++i, out += plane) {
       for (int64_t lane = 0; lane < plane; lane += W) {
-        ::jaxmagma::JAXMAGMA_ISA::Store(out + lane, Splat(from[i]));
+        StoreLanes(out + lane, Splat(from[i]));
       }
-    }
-  }
-
-  // ---- shared matrix times tile --------------------------------------------------------------
-
-  // R rows of the output at all of `columns` columns, C columns at a time.
-  template <int R, int C, bool kAccumulate>
-  static JAXMAGMA_INLINE void MatrixBlock(const Step& s, const T* panel, const T* right, T* out,
-                                          const int32_t* out_row, int64_t first, int64_t last,
-                                          int64_t plane) {
-    const int32_t* inner = s.right_inner;
-    const int64_t k_end = s.inner;
-    for (int64_t column = first; column < last; column += C) {
-      const T* in[C];
-#pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) in[c] = right + s.right_column[column + c];
-      V sum[R][C];
-      const T* left = panel;
-      {
-        V x[C];
-#pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) x[c] = V::At(in[c], plane);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-          const V a = V::Same(left + r * kPlanes);
-#pragma GCC unroll 8
-          for (int c = 0; c < C; ++c) sum[r][c] = V::Product(a, x[c]);
-        }
-      }
-      for (int64_t k = 1; k < k_end; ++k) {
-        left += R * kPlanes;
-        const int64_t offset = inner[k];
-        V x[C];
-#pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) x[c] = V::At(in[c] + offset, plane);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-          const V a = V::Same(left + r * kPlanes);
-#pragma GCC unroll 8
-          for (int c = 0; c < C; ++c) sum[r][c].AddProduct(a, x[c]);
-        }
-      }
-#pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) {
-        T* to = out + s.out_column[column + c];
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-          T* p = to + out_row[r];
-          if constexpr (kAccumulate) sum[r][c].Add(V::At(p, plane));
-          sum[r][c].To(p, plane);
-        }
-      }
-    }
-  }
-
-  template <int R, bool kAccumulate, int C = kColumns>
-  static JAXMAGMA_INLINE void MatrixRest(const Step& s, const T* panel, const T* right, T* out,
-                                         const int32_t* out_row, int64_t first, int64_t last,
-                                         int64_t plane) {
-    const int64_t whole = first + (last - first) / C * C;
-    if (whole > first) {
-      MatrixBlock<R, C, kAccumulate>(s, panel, right, out, out_row, first, whole, plane);
-    }
-    if constexpr (C > 1) {
-      if (whole < last) {
-        MatrixRest<R, kAccumulate, C / 2>(s, panel, right, out, out_row, whole, last, plane);
-      }
-    }
-  }
-
-  template <int R>
-  static void MatrixRows(const Step& s, const T* panel, const T* right, T* out,
-                         const int32_t* out_row, int64_t first, int64_t last, int64_t plane) {
-    if (s.accumulate) {
-      MatrixRest<R, true>(s, panel, right, out, out_row, first, last, plane);
-    } else {
-      MatrixRest<R, false>(s, panel, right, out, out_row, first, last, plane);
-    }
-  }
-
-  using MatrixFunction = void (*)(const Step&, const T*, const T*, T*, const int32_t*, int64_t,
-                                  int64_t, int64_t);
-  static constexpr MatrixFunction kMatrixFunctions[6] = {
-      MatrixRows<1>, MatrixRows<2>, MatrixRows<3>, MatrixRows<4>,
-      MatrixRows<kRows < 5 ? 1 : 5>, MatrixRows<kRows < 6 ? 1 : 6>,
-  };
-
-  static void Matrix(const Step& s, const T* panels, T* scratch, int64_t plane) {
-    for (int64_t pair = 0; pair < s.pairs; ++pair) {
-      const T* panel = panels + s.left + At(s.left_pair, pair);
-      const T* right = scratch + s.right + At(s.right_pair, pair);
-      T* out = scratch + s.out + At(s.out_pair, pair);
-      for (int64_t first = 0; first < s.columns; first += s.chunk) {
-        const int64_t last = first + s.chunk < s.columns ? first + s.chunk : s.columns;
-        const T* left = panel;
-        const int32_t* out_row = s.out_row;
-        for (int64_t block = 0; block < s.blocks; ++block) {
-          const int64_t rows = s.block_rows - (block >= s.full_blocks);
-          kMatrixFunctions[rows - 1](s, left, right, out, out_row, first, last, plane);
-          left += rows * s.inner * kPlanes;
-          out_row += rows;
-        }
-      }
-    }
-  }
-
-  // ---- tile times tile -------------------------------------------------------------------------
-
-  // R x C values of the output for every pair: each lane multiplies its own two tiles.
-  template <int R, int C>
-  static void GemmBlock(const Step& s, const T* left, const T* right, T* out,
-                        const int32_t* left_row, const int32_t* right_column,
-                        const int32_t* out_row, const int32_t* out_column, int64_t plane) {
-    for (int64_t pair = 0; pair < s.pairs; ++pair) {
-      const T* a[R];
-      const T* b[C];
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) a[r] = left + s.left_pair[pair] + left_row[r];
-#pragma GCC unroll 4
-      for (int c = 0; c < C; ++c) b[c] = right + s.right_pair[pair] + right_column[c];
-      V sum[R][C];
-      {
-        V y[C];
-#pragma GCC unroll 4
-        for (int c = 0; c < C; ++c) y[c] = V::At(b[c], plane);
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) {
-          const V x = V::At(a[r], plane);
-#pragma GCC unroll 4
-          for (int c = 0; c < C; ++c) sum[r][c] = V::Product(x, y[c]);
-        }
-      }
-      for (int64_t k = 1; k < s.inner; ++k) {
-        V y[C];
-#pragma GCC unroll 4
-        for (int c = 0; c < C; ++c) y[c] = V::At(b[c] + s.right_inner[k], plane);
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) {
-          const V x = V::At(a[r] + s.left_inner[k], plane);
-#pragma GCC unroll 4
-          for (int c = 0; c < C; ++c) sum[r][c].AddProduct(x, y[c]);
-        }
-      }
-      T* to = out + s.out_pair[pair];
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-        for (int c = 0; c < C; ++c) {
-          T* p = to + out_row[r] + out_column[c];
-          if (s.accumulate) sum[r][c].Add(V::At(p, plane));
-          sum[r][c].To(p, plane);
-        }
-      }
-    }
-  }
-
-  using GemmFunction = void (*)(const Step&, const T*, const T*, T*, const int32_t*,
-                                const int32_t*, const int32_t*, const int32_t*, int64_t);
-  template <int R>
-  static constexpr GemmFunction kGemmRow[4] = {
-      GemmBlock<R, 1>, GemmBlock<R, 2>, GemmBlock<R, kSide < 3 ? 1 : 3>,
-      GemmBlock<R, kSide < 4 ? 1 : 4>};
-  static constexpr const GemmFunction* kGemmFunctions[4] = {
-      kGemmRow<1>, kGemmRow<2>, kGemmRow<kSide < 3 ? 1 : 3>, kGemmRow<kSide < 4 ? 1 : 4>};
-
-  static void Gemm(const Step& s, T* scratch, int64_t plane) {
-    // As even as possible: five rows are three and two, not four and one.
-    const int64_t row_blocks = (s.rows + kSide - 1) / kSide;
-    const int64_t column_blocks = (s.columns + kSide - 1) / kSide;
-    for (int64_t i = 0, row = 0; i < row_blocks; ++i) {
-      const int64_t rows = (s.rows - row + row_blocks - i - 1) / (row_blocks - i);
-      for (int64_t j = 0, column = 0; j < column_blocks; ++j) {
-        const int64_t columns = (s.columns - column + column_blocks - j - 1) / (column_blocks - j);
-        kGemmFunctions[rows - 1][columns - 1](
-            s, scratch + s.left, scratch + s.right, scratch + s.out, s.left_row + row,
-            s.right_column + column, s.out_row + row, s.out_column + column, plane);
-        column += columns;
-      }
-      row += rows;
     }
   }
 
@@ -332,9 +145,9 @@ struct Machine {
   static void Sum(const Step& s, T* scratch) {
     for (int64_t column = 0; column < s.columns; ++column) {
       const T* in = scratch + s.left + s.right_column[column];
-      Lanes<T> sum = Load(in);
-      for (int64_t k = 1; k < s.inner; ++k) sum += Load(in + s.right_inner[k]);
-      ::jaxmagma::JAXMAGMA_ISA::Store(scratch + s.out + s.out_column[column], sum);
+      Lanes<T> sum = LoadLanes(in);
+      for (int64_t k = 1; k < s.inner; ++k) sum += LoadLanes(in + s.right_inner[k]);
+      StoreLanes(scratch + s.out + s.out_column[column], sum);
     }
   }
 
@@ -343,9 +156,32 @@ struct Machine {
     const T* right = scratch + s.right;
     T* out = scratch + s.out;
     for (int64_t i = 0; i < s.count * W; i += W) {
-      ::jaxmagma::JAXMAGMA_ISA::Store(out + i, Load(left + i) + Load(right + i));
+      StoreLanes(out + i, LoadLanes(left + i) + LoadLanes(right + i));
     }
   }
+
+  // ---- the next block ----------------------------------------------------------------------
+
+  // Asks for what the next block reads a little at a time, between the steps of this one, so that
+  // memory works while the arithmetic does. Hardware prefetchers do not see that far.
+  struct Ahead {
+    const Range* range;
+    int64_t more;  // ranges after this one
+    const char* p;
+    int64_t share;  // lines
+
+    JAXMAGMA_INLINE void Ask() {
+      for (int64_t n = share; n > 0; --n) {
+        if (p >= range->end) {
+          if (more == 0) return;
+          --more;
+          p = (++range)->begin;
+        }
+        __builtin_prefetch(p, 0, 2);
+        p += kCacheLine;
+      }
+    }
+  };
 
   // ---- the interpreter -------------------------------------------------------------------------
 
@@ -353,33 +189,35 @@ struct Machine {
     T* scratch = static_cast<T*>(block.scratch);
     const T* shared = static_cast<const T*>(block.shared);
     const T* panels = static_cast<const T*>(block.panels);
+    T* staged = static_cast<T*>(block.staged);
+    Ahead ahead{};
+    if (block.ahead_count) {
+      ahead = {block.ahead, block.ahead_count - 1, block.ahead->begin,
+               (block.ahead_lines + count - 1) / count};
+    }
     for (const Step* s = steps; s != steps + count; ++s) {
+      ahead.Ask();
       switch (s->kind) {
         case Step::kLoad:
+          LoadRows<false>(*s, block.inputs[s->array], staged, scratch + s->out, plane);
+          break;
         case Step::kMultiply:
-          LoadRows(*s, reinterpret_cast<const T* const*>(block.inputs[s->array]), scratch + s->out,
-                   plane, s->kind == Step::kMultiply);
+          LoadRows<true>(*s, block.inputs[s->array], staged, scratch + s->out, plane);
           break;
         case Step::kStore:
-          if (block.outputs[s->array]) {
-            StoreRows(*s, scratch + s->left, reinterpret_cast<T* const*>(block.outputs[s->array]),
-                      plane);
-          } else if (block.sums[s->array]) {
-            AddTo(scratch + s->left, s->count * (plane / W),
-                  static_cast<T*>(block.sums[s->array]));
-          }
+          StoreOutput(*s, scratch + s->left, block, plane);
           break;
         case Step::kSpread:
           Spread(*s, shared + s->left, scratch + s->out, plane);
           break;
         case Step::kMatrix:
-          Matrix(*s, panels, scratch, plane);
+          MatrixProduct<T, kComplex>::Run(*s, panels, scratch, plane);
           break;
         case Step::kScale:
           Times<true>(*s, shared + s->left, scratch, plane);
           break;
         case Step::kGemm:
-          Gemm(*s, scratch, plane);
+          TileProduct<T, kComplex>::Run(*s, scratch, plane);
           break;
         case Step::kTimes:
           Times<false>(*s, scratch + s->left, scratch, plane);
@@ -389,6 +227,9 @@ struct Machine {
           break;
         case Step::kAdd:
           Add(*s, scratch);
+          break;
+        case Step::kDirect:
+          if constexpr (!kComplex && !kConverts) DirectProduct<T>::Run(*s, block);
           break;
       }
     }
@@ -403,10 +244,13 @@ struct Machine {
 extern const Kernels kKernels = {
     JAXMAGMA_NAME(JAXMAGMA_ISA),
     {kLanes<float>, kLanes<double>},
-    kMatrixRows,
-    kMatrixRowsComplex,
+    MatrixProduct<float, false>::kRows,
+    MatrixProduct<float, true>::kRows,
     {Machine<float, false>::Run, Machine<double, false>::Run, Machine<float, true>::Run,
-     Machine<double, true>::Run},
+     Machine<double, true>::Run, Machine<float, false, Float16>::Run,
+     Machine<float, false, BFloat16>::Run},
+    {nullptr, nullptr, nullptr, nullptr, WidenAll<Float16>, WidenAll<BFloat16>},
+    {nullptr, nullptr, nullptr, nullptr, NarrowAll<Float16>, NarrowAll<BFloat16>},
 };
 
 }  // namespace jaxmagma::JAXMAGMA_ISA

@@ -23,12 +23,13 @@ struct Step {
     kTimes,     // out[pair] = left[pair] * right[pair]
     kSum,       // out[column] = sum_k left[column, k]
     kAdd,       // out = left + right
+    kDirect,    // output[row, column] = sum_k input[row, k] * input[k, column], without lanes
   } kind;
-  int32_t array;      // number of an input or output
+  int32_t array;  // number of an input or output
   int32_t accumulate;
-  int64_t count;      // kLoad, kMultiply, kStore: reals of a row. kSpread: values. kAdd: vectors
+  int64_t count;  // kLoad, kMultiply, kStore: reals of a row. kSpread: values. kAdd: vectors
   int64_t out;
-  int64_t left;       // of a shared operand, in the panels
+  int64_t left;  // of a shared operand, in the panels
   int64_t right;
 
   int32_t rows, columns, inner, pairs;
@@ -46,28 +47,51 @@ struct Step {
   const int32_t* out_row;
   const int32_t* out_column;
   const int32_t* out_pair;
+  // kDirect: `left` and `right` are numbers of inputs, or offsets in shared memory. Strides;
+  // columns are next to each other.
+  bool left_shared, right_shared;
+  int64_t left_row_stride, left_inner_stride, right_inner_stride, right_column_stride;
+  int64_t out_row_stride;
 };
 
-// One block of elements. `inputs[i]` and `outputs[o]` are EB row pointers each, one per element; a
-// null `outputs[o]` means that lanes are added to `sums[o]`, [real][EB], instead.
+// A stretch of memory that the next block reads.
+struct Range {
+  const char* begin;
+  const char* end;
+};
+
+// The rows of a block in one array: lane l's is at `base + offsets[l]`, in bytes.
+struct Rows {
+  uintptr_t base;
+  const int64_t* offsets;
+};
+
+// One block of elements. Null offsets of an output mean that its lanes are added to `sums`,
+// [real][lane], instead.
 struct Block {
+  int64_t count;  // elements; lanes from there on are copies of the last one
   void* scratch;
+  void* staged;        // rows of 16-bit operands in 32 bits
   const void* shared;  // the memory all elements share
   const void* panels;  // shared left operands, packed
-  const void* const* const* inputs;
-  void* const* const* outputs;
+  const Rows* inputs;
+  const Rows* outputs;
   void* const* sums;
+  const Range* ahead;
+  int64_t ahead_count;
+  int64_t ahead_lines;  // in all ranges together
 };
-
-using RunBlock = void (*)(const Step* steps, int64_t count, int64_t block_elements,
-                          const Block& block);
 
 struct Kernels {
   const char* name;
-  int64_t lanes[2];     // of float, double
-  int64_t block_rows;   // most rows of a kMatrix block, of a real and of a complex product
+  int64_t lanes[2];    // of float, double
+  int64_t block_rows;  // most rows of a kMatrix block, of a real and of a complex product
   int64_t block_rows_complex;
-  RunBlock run[4];      // by DType
+  // By DType. `lanes` is the number of elements of the block; the steps were made for as many.
+  void (*run[6])(const Step* steps, int64_t count, int64_t lanes, const Block& block);
+  // Between an array and the type of the arithmetic; null where they are the same.
+  void (*widen[6])(const void* from, float* to, int64_t count);
+  void (*narrow[6])(const float* from, void* to, int64_t count);
 };
 
 #define JAXMAGMA_DECLARE_KERNELS(isa) \

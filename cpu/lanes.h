@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #define JAXMAGMA_INLINE inline __attribute__((always_inline))
@@ -47,16 +48,16 @@ JAXMAGMA_INLINE void StoreN(T* p, Vector<T, N> x) {
 }
 // Scratch is aligned to whole vectors.
 template <typename T>
-JAXMAGMA_INLINE Lanes<T> Load(const T* p) {
+JAXMAGMA_INLINE Lanes<T> LoadLanes(const T* p) {
   return *reinterpret_cast<const Lanes<T>*>(p);
 }
 template <typename T>
-JAXMAGMA_INLINE void Store(T* p, Lanes<T> x) {
+JAXMAGMA_INLINE void StoreLanes(T* p, Lanes<T> x) {
   *reinterpret_cast<Lanes<T>*>(p) = x;
 }
 template <typename T>
 JAXMAGMA_INLINE Lanes<T> Splat(T x) {
-  return Lanes<T>{} + x;
+  return x - Lanes<T>{};
 }
 
 // ---- Transposition -------------------------------------------------------------------------
@@ -102,7 +103,8 @@ JAXMAGMA_INLINE void Scatter(T* const* rows, ptrdiff_t column, Vector<T, N> x) {
 // One stage of the butterfly that transposes C x C blocks: lanes whose index has the bit H set
 // change places with those of the partner vector that do not.
 template <typename T, int N, int H, int... I>
-JAXMAGMA_INLINE void ExchangeAt(Vector<T, N>& a, Vector<T, N>& b, std::integer_sequence<int, I...>) {
+JAXMAGMA_INLINE void ExchangeAt(Vector<T, N>& a, Vector<T, N>& b,
+                                std::integer_sequence<int, I...>) {
   Vector<T, N> low = __builtin_shufflevector(a, b, (I & H ? N + I - H : I)...);
   Vector<T, N> high = __builtin_shufflevector(a, b, (I & H ? N + I : I + H)...);
   a = low;
@@ -146,5 +148,17 @@ JAXMAGMA_INLINE void StoreColumns(T* const* rows, ptrdiff_t column, Lanes<T>* x)
     Scatter<T, C, kLanes<T>>(mine, column, x[j]);
   }
 }
+
+// Calls `body(C, column)` for pieces of C columns, a constant, that make up the columns from
+// `column` to `count`: C columns as often as they fit, then half as many, down to kLeast.
+template <int C, int kLeast = 1, typename Body>
+JAXMAGMA_INLINE void ForPieces(int64_t column, int64_t count, const Body& body) {
+  for (; count - column >= C; column += C) body(std::integral_constant<int, C>(), column);
+  if constexpr (C > kLeast) ForPieces<C / 2, kLeast>(column, count, body);
+}
+
+// The widest piece: what is loaded in half vectors needs one exchange less.
+template <typename T>
+constexpr int kPiece = kLanes<T> > 2 ? kLanes<T> / 2 : 2;
 
 }  // namespace jaxmagma::JAXMAGMA_ISA

@@ -11,6 +11,7 @@
 
 #include "executor.h"
 #include "plan.h"
+#include "threads.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace nb = nanobind;
@@ -19,10 +20,10 @@ namespace ffi = xla::ffi;
 namespace jaxmagma {
 namespace {
 
-// The program as the state of the custom call: decoded once for an executable, run at every call.
+// The executor as the state of the custom call: decoded once for an executable, run at every call.
 struct State {
   static ffi::TypeId id;
-  std::unique_ptr<const Program> program;
+  std::unique_ptr<const Executor> executor;
 };
 ffi::TypeId State::id = {};
 constexpr XLA_FFI_TypeInfo kStateInfo = ffi::MakeTypeInfo<State>();
@@ -33,10 +34,18 @@ ffi::Error InvalidArgument(const std::string& why) {
 
 ffi::DataType ElementType(DType dtype) {
   switch (dtype) {
-    case DType::kF32: return ffi::F32;
-    case DType::kF64: return ffi::F64;
-    case DType::kC64: return ffi::C64;
-    case DType::kC128: return ffi::C128;
+    case DType::kF32:
+      return ffi::F32;
+    case DType::kF64:
+      return ffi::F64;
+    case DType::kC64:
+      return ffi::C64;
+    case DType::kC128:
+      return ffi::C128;
+    case DType::kF16:
+      return ffi::F16;
+    case DType::kBF16:
+      return ffi::BF16;
   }
   return ffi::DataType::INVALID;
 }
@@ -60,7 +69,7 @@ ffi::ErrorOr<std::unique_ptr<State>> Instantiate(ffi::Span<const int64_t> code,
       return ffi::Unexpected(InvalidArgument(error));
     }
     auto state = std::make_unique<State>();
-    state->program = std::make_unique<const Program>(std::move(plan));
+    state->executor = std::make_unique<const Executor>(std::move(plan));
     return state;
   } catch (const std::exception& e) {
     return ffi::Unexpected(ffi::Error::Internal(std::string("jaxmagma_cpu: ") + e.what()));
@@ -70,13 +79,12 @@ ffi::ErrorOr<std::unique_ptr<State>> Instantiate(ffi::Span<const int64_t> code,
 ffi::Error Execute(State* state, ffi::ThreadPool pool, ffi::RemainingArgs args,
                    ffi::RemainingRets rets, ffi::Span<const int64_t>, ffi::Span<const uint8_t>) {
   try {
-    const Program& program = *state->program;
-    const ffi::DataType dtype = ElementType(program.plan.dtype);
+    const Executor& executor = *state->executor;
+    const ffi::DataType dtype = ElementType(executor.plan().dtype);
     std::vector<Array> arguments, results;
     auto append = [&](std::vector<Array>& arrays, const ffi::AnyBuffer& buffer) {
       const ffi::AnyBuffer::Dimensions dims = buffer.dimensions();
-      arrays.push_back(
-          {static_cast<std::byte*>(buffer.untyped_data()), dims.begin(), dims.size()});
+      arrays.push_back({static_cast<std::byte*>(buffer.untyped_data()), dims.begin(), dims.size()});
       return buffer.element_type() == dtype;
     };
     for (size_t i = 0; i < args.size(); ++i) {
@@ -92,7 +100,7 @@ ffi::Error Execute(State* state, ffi::ThreadPool pool, ffi::RemainingArgs args,
       }
     }
     PoolHelpers helpers(pool);
-    const std::string error = program.Run(arguments, results, helpers);
+    const std::string error = executor.Run(arguments, results, helpers);
     return error.empty() ? ffi::Error::Success() : InvalidArgument(error);
   } catch (const std::exception& e) {
     return ffi::Error::Internal(std::string("jaxmagma_cpu: ") + e.what());

@@ -57,7 +57,7 @@ int64_t Size(const std::vector<int64_t>& tile) {
 }
 
 // Whether a tile that starts at `place` and is walked by `loops` ends within `size` values.
-bool Fits(int64_t place, const std::vector<Loop>& loops, int64_t Loop::*stride, int64_t size) {
+bool Fits(int64_t place, const std::vector<Loop>& loops, int64_t Loop::* stride, int64_t size) {
   for (const Loop& loop : loops) {
     place += (loop.extent - 1) * (loop.*stride);
     if (place >= size) return false;
@@ -86,9 +86,17 @@ bool Reasonable(const std::vector<Loop>& loops) {
   return true;
 }
 
+// The values behind the start of an operand of a Gemm; none if there is no such operand.
+int64_t Room(const Plan& plan, int64_t operand, bool shared) {
+  if (shared) return plan.shared_size - operand;
+  if (operand >= static_cast<int64_t>(plan.inputs.size())) return 0;
+  const Input& input = plan.inputs[operand];
+  return input.kind == Input::kBatched ? input.size : 0;
+}
+
 bool ReadInstruction(Reader& reader, const Plan& plan, bool shared, Instruction& step) {
   const int64_t here = shared ? plan.shared_size : plan.scratch_size;
-  step.opcode = static_cast<Opcode>(reader.UpTo(static_cast<int64_t>(Opcode::kAdd)));
+  step.opcode = static_cast<Opcode>(reader.UpTo(static_cast<int64_t>(Opcode::kGemm)));
   if (reader.failed()) return false;
   switch (step.opcode) {
     case Opcode::kLoad:
@@ -142,13 +150,34 @@ bool ReadInstruction(Reader& reader, const Plan& plan, bool shared, Instruction&
       step.count = reader.UpTo(kLargest, 1);
       return !reader.failed() && step.out + step.count <= here && step.left + step.count <= here &&
              step.right + step.count <= here;
+    case Opcode::kGemm: {
+      Gemm& g = step.gemm;
+      step.array = reader.UpTo(static_cast<int64_t>(plan.outputs.size()) - 1);
+      g.left = reader.UpTo(kLargest);
+      g.right = reader.UpTo(kLargest);
+      g.left_shared = reader.UpTo(1);
+      g.right_shared = reader.UpTo(1);
+      for (int64_t* extent : {&g.rows, &g.columns, &g.inner}) *extent = reader.UpTo(kLargest, 1);
+      for (int64_t* stride :
+           {&g.left_row, &g.left_inner, &g.right_inner, &g.right_column, &g.out_row}) {
+        *stride = reader.UpTo(kLargest);
+      }
+      if (reader.failed() || shared || IsComplex(plan.dtype) || IsHalf(plan.dtype)) return false;
+      const Output& output = plan.outputs[step.array];
+      const int64_t rows = g.rows - 1, columns = g.columns - 1, inner = g.inner - 1;
+      return output.summed.empty() && rows * g.out_row + columns < output.size &&
+             rows * g.left_row + inner * g.left_inner < Room(plan, g.left, g.left_shared) &&
+             inner * g.right_inner + columns * g.right_column <
+                 Room(plan, g.right, g.right_shared) &&
+             (g.right_column == 1 || g.inner * g.columns <= here);
+    }
   }
   return false;
 }
 
 bool Decode(Reader& reader, size_t constants_size, Plan& plan) {
   if (reader.Any() != kVersion) return false;
-  plan.dtype = static_cast<DType>(reader.UpTo(static_cast<int64_t>(DType::kC128)));
+  plan.dtype = static_cast<DType>(reader.UpTo(kDTypes - 1));
   plan.batch_rank = reader.UpTo(64);
   plan.flops = reader.UpTo(INT64_MAX);
   plan.shared_size = reader.UpTo(kLargest);
@@ -168,7 +197,7 @@ bool Decode(Reader& reader, size_t constants_size, Plan& plan) {
     if (input.kind != Input::kBatched && input.place + input.size > plan.shared_size) return false;
     if (input.kind == Input::kConstant) constant_values += input.size;
   }
-  if (constant_values * plan.value_bytes() != static_cast<int64_t>(constants_size)) return false;
+  if (constant_values * plan.stored_bytes() != static_cast<int64_t>(constants_size)) return false;
 
   plan.outputs.resize(reader.Count());
   for (Output& output : plan.outputs) {
@@ -184,6 +213,8 @@ bool Decode(Reader& reader, size_t constants_size, Plan& plan) {
     steps.resize(reader.Count());
     for (Instruction& step : steps) {
       if (!ReadInstruction(reader, plan, shared, step)) return false;
+      // Direct steps do not mix with those that work on lanes.
+      if ((step.opcode == Opcode::kGemm) != (steps[0].opcode == Opcode::kGemm)) return false;
     }
   }
   return !reader.failed() && reader.finished();

@@ -11,10 +11,19 @@
 
 namespace jaxmagma {
 
-enum class DType : int64_t { kF32, kF64, kC64, kC128 };
+enum class DType : int64_t { kF32, kF64, kC64, kC128, kF16, kBF16 };
+constexpr int kDTypes = 6;
 
-constexpr bool IsComplex(DType t) { return t == DType::kC64 || t == DType::kC128; }
-constexpr bool IsDouble(DType t) { return t == DType::kF64 || t == DType::kC128; }
+constexpr bool IsComplex(DType t) {
+  return t == DType::kC64 || t == DType::kC128;
+}
+// 16-bit reals are computed with in 32 bits.
+constexpr bool IsHalf(DType t) {
+  return t == DType::kF16 || t == DType::kBF16;
+}
+constexpr bool IsDouble(DType t) {
+  return t == DType::kF64 || t == DType::kC128;
+}
 
 struct Input {
   enum Kind : int64_t { kBatched, kShared, kConstant } kind;
@@ -38,7 +47,25 @@ struct Loop {
   int64_t right;
 };
 
-enum class Opcode : int64_t { kLoad, kMultiply, kStore, kSpread, kProduct, kRearrange, kAdd };
+enum class Opcode : int64_t {
+  kLoad,
+  kMultiply,
+  kStore,
+  kSpread,
+  kProduct,
+  kRearrange,
+  kAdd,
+  kGemm
+};
+
+// One matrix product per element, from and to memory. The columns of the result stand next to each
+// other; a right operand for which that is not so is put in order first, in scratch.
+struct Gemm {
+  int64_t left, right;  // numbers of inputs, or places in shared memory
+  bool left_shared, right_shared;
+  int64_t rows, columns, inner;
+  int64_t left_row, left_inner, right_inner, right_column, out_row;  // strides
+};
 
 struct Instruction {
   Opcode opcode;
@@ -51,6 +78,7 @@ struct Instruction {
   bool left_shared = false;
   bool right_shared = false;
   std::vector<Loop> loops;
+  Gemm gemm{};
 };
 
 struct Plan {
@@ -65,10 +93,15 @@ struct Plan {
   std::vector<Instruction> steps;
   std::vector<std::byte> constants;
 
+  // Whether it works on elements one by one, without lanes or scratch.
+  bool direct() const { return !steps.empty() && steps[0].opcode == Opcode::kGemm; }
+
   // Reals per value.
   int64_t planes() const { return IsComplex(dtype) ? 2 : 1; }
   int64_t real_bytes() const { return IsDouble(dtype) ? 8 : 4; }
   int64_t value_bytes() const { return planes() * real_bytes(); }
+  // Bytes of a value in the arrays of a call.
+  int64_t stored_bytes() const { return IsHalf(dtype) ? 2 : value_bytes(); }
 };
 
 // Reads the attributes. On failure returns false and says why in `error`: no attribute, however

@@ -19,7 +19,7 @@ Loops Filter(const Loops& loops, Keep keep) {
 }
 
 // The offset at every point of a loop nest, the last loop fastest.
-std::vector<int32_t> Offsets(const Loops& loops, int64_t Loop::*stride, int64_t scale) {
+std::vector<int32_t> Offsets(const Loops& loops, int64_t Loop::* stride, int64_t scale) {
   std::vector<int32_t> offsets{0};
   for (const Loop& loop : loops) {
     std::vector<int32_t> nested;
@@ -56,7 +56,7 @@ class Scheduler {
     return schedule_.tables.back()->data();
   }
 
-  const int32_t* Table(const Loops& loops, int64_t Loop::*stride, int64_t scale) {
+  const int32_t* Table(const Loops& loops, int64_t Loop::* stride, int64_t scale) {
     return Keep(Offsets(loops, stride, scale));
   }
 
@@ -91,7 +91,7 @@ class Scheduler {
       case Opcode::kLoad:
       case Opcode::kMultiply:
       case Opcode::kStore:
-        s.kind = instruction.opcode == Opcode::kLoad      ? Step::kLoad
+        s.kind = instruction.opcode == Opcode::kLoad       ? Step::kLoad
                  : instruction.opcode == Opcode::kMultiply ? Step::kMultiply
                                                            : Step::kStore;
         s.count *= plan_.planes();
@@ -104,6 +104,9 @@ class Scheduler {
         s.kind = Step::kAdd;
         s.count = instruction.count * value_ / lanes_;
         break;
+      case Opcode::kGemm:
+        Direct(instruction.gemm, s);
+        break;
       case Opcode::kRearrange:
         Rearrange(instruction, s);
         break;
@@ -112,6 +115,22 @@ class Scheduler {
         break;
     }
     schedule_.steps.push_back(s);
+  }
+
+  static void Direct(const Gemm& gemm, Step& s) {
+    s.kind = Step::kDirect;
+    s.left = gemm.left;
+    s.right = gemm.right;
+    s.left_shared = gemm.left_shared;
+    s.right_shared = gemm.right_shared;
+    s.rows = static_cast<int32_t>(gemm.rows);
+    s.columns = static_cast<int32_t>(gemm.columns);
+    s.inner = static_cast<int32_t>(gemm.inner);
+    s.left_row_stride = gemm.left_row;
+    s.left_inner_stride = gemm.left_inner;
+    s.right_inner_stride = gemm.right_inner;
+    s.right_column_stride = gemm.right_column;
+    s.out_row_stride = gemm.out_row;
   }
 
   void Rearrange(const Instruction& instruction, Step& s) {
@@ -191,8 +210,8 @@ class Scheduler {
     s.right_pair = Table(pairs, &Loop::right, value_);
     s.out_pair = Table(pairs, &Loop::out, value_);
 
-    const int32_t most = static_cast<int32_t>(
-        IsComplex(plan_.dtype) ? kernels_.block_rows_complex : kernels_.block_rows);
+    const int32_t most = static_cast<int32_t>(IsComplex(plan_.dtype) ? kernels_.block_rows_complex
+                                                                     : kernels_.block_rows);
     s.blocks = (s.rows + most - 1) / most;
     s.block_rows = (s.rows + s.blocks - 1) / s.blocks;
     s.full_blocks = s.rows - s.blocks * (s.block_rows - 1);
@@ -294,10 +313,16 @@ void Pack(const Schedule& schedule, const V* shared, V* panels) {
 template <typename Body>
 void WithValueType(DType dtype, Body body) {
   switch (dtype) {
-    case DType::kF32: return body(float{});
-    case DType::kF64: return body(double{});
-    case DType::kC64: return body(ComplexOf<float>{});
-    case DType::kC128: return body(ComplexOf<double>{});
+    case DType::kF32:
+    case DType::kF16:
+    case DType::kBF16:
+      return body(float{});
+    case DType::kF64:
+      return body(double{});
+    case DType::kC64:
+      return body(ComplexOf<float>{});
+    case DType::kC128:
+      return body(ComplexOf<double>{});
   }
 }
 
@@ -308,9 +333,8 @@ Schedule MakeSchedule(const Plan& plan, const Kernels& kernels, int64_t block_el
 }
 
 void RunSharedSteps(const Plan& plan, void* shared) {
-  WithValueType(plan.dtype, [&](auto value) {
-    RunShared(plan, static_cast<decltype(value)*>(shared));
-  });
+  WithValueType(plan.dtype,
+                [&](auto value) { RunShared(plan, static_cast<decltype(value)*>(shared)); });
 }
 
 void PackPanels(const Plan& plan, const Schedule& schedule, const void* shared, void* panels) {

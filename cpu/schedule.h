@@ -13,9 +13,9 @@ namespace jaxmagma {
 
 // Copies one shared operand into the order in which the kernel reads it.
 struct Packing {
-  int64_t from;                   // place in shared memory
-  int64_t to;                     // place in the panels
-  std::vector<int32_t> offsets;   // of panel[i] in the operand, in values
+  int64_t from;                  // place in shared memory
+  int64_t to;                    // place in the panels
+  std::vector<int32_t> offsets;  // of panel[i] in the operand, in values
 };
 
 struct Schedule {

@@ -154,29 +154,31 @@ CUresult CurrentDevice(const Driver& driver, int ordinal, CUdevice* device) {
   return driver.device_get(device, ordinal);
 }
 
-// Compiles for compute capability `arch`, unless that is done. The caller holds the mutex.
-std::string Build(State& state, const Driver& driver, int arch) {
-  if (state.libraries.count(arch) != 0) return "";
-  std::string trouble;
-  // What the cache holds may be whole and yet not load, if it is another machine's.
-  for (bool rebuild : {false, true}) {
-    const Compiled compiled = Specialise(state.source, arch, rebuild);
-    if (compiled.code.empty()) return "cannot be compiled: " + compiled.log;
-    CUlibrary library = nullptr;
-    const CUresult result = driver.library_load(&library, compiled.code.data(), nullptr, nullptr, 0,
-                                                nullptr, nullptr, 0);
-    if (result == CUDA_SUCCESS) {
-      state.libraries[arch] = library;
-      return "";
-    }
-    trouble = "cannot be loaded: " + driver.Why(result);
+// Compiles for compute capability `arch`, unless that is done, or again if `rebuild`. The caller
+// holds the mutex.
+std::string Build(State& state, const Driver& driver, int arch, bool rebuild = false) {
+  if (auto found = state.libraries.find(arch); found != state.libraries.end()) {
+    if (!rebuild) return "";
+    driver.library_unload(found->second);
+    state.libraries.erase(found);
   }
-  return trouble;
+  const Compiled compiled = Specialise(state.source, arch, rebuild);
+  if (compiled.code.empty()) return "cannot be compiled: " + compiled.log;
+  CUlibrary library = nullptr;
+  const CUresult result =
+      driver.library_load(&library, compiled.code.data(), nullptr, nullptr, 0, nullptr, nullptr, 0);
+  if (result == CUDA_SUCCESS) {
+    state.libraries[arch] = library;
+    return "";
+  }
+  // What the cache holds may be whole and yet not load, if it is another machine's.
+  return rebuild ? "cannot be loaded: " + driver.Why(result) : Build(state, driver, arch, true);
 }
 
-std::string LoadOn(State& state, const Driver& driver, CUdevice device, Loaded& loaded) {
+std::string LoadOn(State& state, const Driver& driver, CUdevice device, bool rebuild,
+                   Loaded& loaded) {
   const int arch = Capability(driver, device);
-  if (std::string error = Build(state, driver, arch); !error.empty()) return error;
+  if (std::string error = Build(state, driver, arch, rebuild); !error.empty()) return error;
   const CUlibrary library = state.libraries[arch];
   std::string error;
   auto check = [&](CUresult result, const char* what) {
@@ -199,7 +201,10 @@ std::string LoadOn(State& state, const Driver& driver, CUdevice device, Loaded& 
                   symbol));
   };
   CUdeviceptr table = 0;
-  if (!function("kernel", &loaded.kernel)) return error;
+  if (!function("kernel", &loaded.kernel)) {
+    // A library is read when the first kernel is asked for: only now does a bad one show.
+    return rebuild ? error : LoadOn(state, driver, device, true, loaded);
+  }
   if (!state.signature.sums.empty() && !function("finish", &loaded.finish)) return error;
   if (!fill("bank", state.bank, &loaded.bank) || !fill("table", state.table, &table)) return error;
   if (state.shared_bytes > 48 << 10) {
@@ -233,7 +238,7 @@ ffi::Error Load(State& state, int ordinal, const Driver** driver, const Loaded**
     if (result != CUDA_SUCCESS) return state.Fail((*driver)->Why(result));
   }
   auto fresh = std::make_unique<Loaded>();
-  if (std::string error = LoadOn(state, **driver, device, *fresh); !error.empty()) {
+  if (std::string error = LoadOn(state, **driver, device, false, *fresh); !error.empty()) {
     return state.Fail(error);
   }
   *loaded = fresh.get();

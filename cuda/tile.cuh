@@ -262,6 +262,14 @@ __device__ __forceinline__ void lines(int thread, const Body& body) {
   }
 }
 
+// The same for bodies so short that a thread had better be at several of them at a time.
+template <int THREADS, int... EXTENTS, class Body>
+__device__ __forceinline__ void values(int thread, const Body& body) {
+  constexpr int count = Lines<EXTENTS...>::count;
+#pragma unroll 4
+  for (int line = thread; line < count; line += THREADS) Lines<EXTENTS...>::visit(line, body);
+}
+
 // Makes what a group of THREADS threads wrote to shared memory visible to all of it.
 template <int THREADS>
 __device__ __forceinline__ void sync() {

@@ -181,7 +181,8 @@ def capture(
         return PlainCall("it is one matrix product")
 
     values = _Operands(arrays, dtype, _baked(arrays))
-    factors = [(values.number(n, term), x) for n, (term, x) in enumerate(zip(terms, labels))]
+    numbers = [values.number(position, term) for position, term in enumerate(terms)]
+    factors = list(zip(numbers, labels, strict=True))
     factors = _shared_contracted(factors, kept, extents, elements, values)
     return _build(factors, output, kept, extents, elements, values, precision)
 

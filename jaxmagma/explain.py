@@ -104,7 +104,8 @@ def explain(
     >>> e.elements, e.tiles[-1], e.flops
     (1000, (4, 4), 168000)
     """
-    device = jnp.zeros(()).device
+    with jax.ensure_compile_time_eval():
+        device = min(jnp.zeros(()).devices(), key=lambda x: x.id)
     if callable(target):
         found = _explain_function(functools.partial(target, **options), args, device)
         result: Any = found

@@ -30,7 +30,8 @@ def measure(device: jax.Device, dtype: np.dtype) -> Roofline:
     count = (1 << 27 if on_cpu else 1 << 30) // np.dtype(dtype).itemsize
     order = 1024 if on_cpu else 4096
     real = jnp.zeros((), dtype).real.dtype
-    with jax.default_device(device):
+    # The caller may be in the middle of tracing a function.
+    with jax.default_device(device), jax.ensure_compile_time_eval():
         values = jnp.linspace(0, 1, count, dtype=real).astype(dtype)
         matrix = jnp.linspace(-1, 1, order * order, dtype=real).astype(dtype)
         matrix = matrix.reshape(order, order)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import opt_einsum
 
 from jaxmagma.program import Builder, Constant, Contract, ElementProgram, Input, Output
 
@@ -143,8 +144,9 @@ def _outputs(program: ElementProgram, arrays: list[Array], absolute: bool) -> li
             )
             values.append((batch, np.asarray(total)))
             continue
-        path = ["einsum_path", *((0, 1) for _ in terms[1:])] if len(terms) > 1 else False
-        made = np.einsum(f"{','.join(terms)}->{output}", *operands, optimize=path)
+        spec = f"{','.join(terms)}->{output}"
+        path = opt_einsum.contract_path(spec, *operands, optimize="dp")[0]
+        made = np.einsum(spec, *operands, optimize=["einsum_path", *path])
         values.append((batch, made))
     results = []
     for out in program.outputs:

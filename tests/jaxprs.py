@@ -39,7 +39,7 @@ def compilations() -> Iterator[list[str]]:
     """The names of the functions that XLA compiles in the body."""
     found: list[str] = []
 
-    def listener(event: str, seconds: float, **about: Any) -> None:
+    def listener(event: str, duration_secs: float, **about: str | int) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
             found.append(str(about.get("fun_name")))
 

@@ -309,7 +309,7 @@ def test_such_a_sum_means_a_broadcast(getkey: GetKey) -> None:
 
 
 @given(fused_calls(broadcasting=False), st.data())
-@settings(max_examples=8)
+@settings(max_examples=5)
 def test_calculus_of_random_programs(call: Call, data: st.DataObject) -> None:
     keys = iter(jax.random.split(jax.random.key(0), 100))
     getkey = keys.__next__
@@ -321,7 +321,8 @@ def test_calculus_of_random_programs(call: Call, data: st.DataObject) -> None:
     assert_jvp_is_right(program, active, getkey)
     tangent, linear = tangent_of(program)
     assert_transpose_is_right(tangent, linear, getkey)
-    positions = [data.draw(st.sampled_from([None, *range(len(x.batch) + 1)])) for x in
-                 tangent.arguments]
+    positions = [
+        data.draw(st.sampled_from([None, *range(len(x.batch) + 1)])) for x in tangent.arguments
+    ]
     if any(position is not None for position in positions):
         assert_batch_is_right(tangent, positions, getkey)

@@ -1,8 +1,8 @@
 """The CPU backend: every kind of step, odd sizes, sums over elements, threads, instruction sets.
 
-Programs are built, planned and lowered here directly.  The reference is numpy in extended precision,
-and the tolerance is an error bound: a sum of K products, each rounded, is off by at most about
-``K eps sum |a| |b|``.
+Programs are built, planned and encoded here directly.  The reference is numpy in extended
+precision, and the tolerance is an error bound: a sum of K products, each rounded, is off by at most
+about ``K eps sum |a| |b|``.
 """
 
 import os
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from jaxmagma import native
-from jaxmagma.lowering.cpu import lower
+from jaxmagma.lowering.cpu import encode, lower
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.plan import plan
 from jaxmagma.program import Builder, Constant, ElementProgram, Input, Output
@@ -48,7 +48,8 @@ def einsum_program(
     builder = Builder(len(batch))
     sizes: dict[str, int] = {}
     numbers: dict[int, int] = {}
-    values, arguments = [], []
+    values: list[tuple[int, str]] = []
+    arguments: list[Array] = []
     for position, (labels, x) in enumerate(zip(terms.split(","), operands, strict=True)):
         sizes |= dict(zip(labels, x.shape, strict=True))
         axes = tuple(batch.index(label) for label in labels if label in batch)
@@ -65,9 +66,9 @@ def einsum_program(
     return builder.build([Output(value, kept)]).program, tuple(arguments)
 
 
-def kernel(program: ElementProgram, shapes: Sequence[Sequence[int]]) -> Kernel:
+def kernel(program: ElementProgram) -> Kernel:
     native.load("cpu")
-    found = lower(plan(program), program.batch_extents(shapes))
+    found = encode(plan(program))
     assert isinstance(found, Kernel), found
     return found
 
@@ -75,16 +76,14 @@ def kernel(program: ElementProgram, shapes: Sequence[Sequence[int]]) -> Kernel:
 def call(program: ElementProgram, *arguments: Any) -> list[jax.Array]:
     """Runs a program on the CPU backend, whatever the gain."""
     shapes = [x.shape for x in arguments]
-    found = kernel(program, shapes)
+    found = kernel(program)
     results = [
         jax.ShapeDtypeStruct(shape, program.dtype)
         for shape in program.output_shapes(program.batch_extents(shapes))
     ]
     with jax.default_device(jax.devices("cpu")[0]):
-        out: list[jax.Array] = jax.ffi.ffi_call(found.target, results)(
-            *arguments, **found.attributes
-        )
-    return out
+        run = jax.ffi.ffi_call(found.target, results)
+        return list(run(*arguments, **found.attributes))
 
 
 def check_einsum(
@@ -176,6 +175,66 @@ def test_gemm_of_every_size() -> None:
             check_einsum("eij,ejk->eik", "e", a, b)
             check_einsum("ij,ejk->eik", "e", a[0], b)
             check_einsum("eij,jk->eik", "e", a, b[0])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("elements", [1, 3, 70])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        f"{a},{b}->{c}"
+        for a in ("eij", "eji", "ij", "ji")
+        for b in ("ejk", "ekj", "jk", "kj")
+        for c in ("eik", "eki")
+        if "e" in a + b
+    ],
+)
+def test_gemm_in_every_transposition(spec: str, elements: int, dtype: str) -> None:
+    """Rows from one vector to several fill the lanes; short ones have elements there."""
+    rng = np.random.default_rng(elements)
+    for i, j, k in [
+        (1, 3, 5),
+        (5, 1, 8),
+        (7, 6, 9),
+        (8, 8, 8),
+        (13, 5, 16),
+        (4, 17, 33),
+        (19, 2, 70),
+    ]:
+        sizes = {"e": elements, "i": i, "j": j, "k": k}
+        shapes = [tuple(sizes[label] for label in term) for term in spec.split("->")[0].split(",")]
+        check_einsum(spec, "e", *(random(rng, shape, dtype) for shape in shapes))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_computed_in_single(dtype: str) -> None:
+    """Only operands and results are rounded to 16 bits, sums over elements included."""
+    rng = np.random.default_rng(0)
+    half = jnp.dtype(dtype)
+    b, c = (random(rng, (4, 3), "float32").astype(half) for _ in range(2))
+    u = random(rng, (21, 3, 3), "float32").astype(half)
+    v = random(rng, (21, 4, 4), "float32").astype(half)
+    single = [x.astype(np.float32) for x in (b, c, u, v)]
+    for spec in ("xa,yb,eab,exy->exy", "xa,yb,eab,exy->xy", "xa,yb,eab,exy->ex"):
+        for constants in ((), (0, 1)):
+            program, arguments = einsum_program(spec, "e", (b, c, u, v), constants)
+            (got,) = call(program, *arguments)
+            want = np.einsum(spec, *single)
+            assert got.dtype == half
+            np.testing.assert_allclose(
+                np.asarray(got, np.float32),
+                want.astype(half).astype(np.float32),
+                rtol=float(jnp.finfo(half).eps),
+                atol=1e-5,
+            )
+
+
+def test_half_precision_keeps_special_values() -> None:
+    for dtype in (jnp.float16, jnp.bfloat16):
+        every = np.arange(1 << 16, dtype=np.uint16).view(np.dtype(dtype)).reshape(-1, 8)
+        program, arguments = einsum_program("ei->ei", "e", (every,))
+        got = np.asarray(call(program, *arguments)[0])
+        np.testing.assert_array_equal(got.astype(np.float32), every.astype(np.float32))
 
 
 def test_diffusion_operator() -> None:
@@ -362,29 +421,51 @@ def test_floating_point_flags_are_left_alone() -> None:
 # ---- Declining, and errors ---------------------------------------------------------------------
 
 
-def declined(program: ElementProgram, extents: tuple[int, ...]) -> str:
-    found = lower(plan(program), extents)
-    assert isinstance(found, Declined), found
-    return found.reason
+def declined(spec: str, *shapes: tuple[int, ...], dtype: str = "float64") -> str | None:
+    """Why a CPU kernel is not used for an einsum over ``e``, or None."""
+    operands = [np.ones(shape, dtype) for shape in shapes]
+    program, arguments = einsum_program(spec, "e", operands)
+    found = lower(plan(program), program.batch_extents([x.shape for x in arguments]))
+    return found.reason if isinstance(found, Declined) else None
 
 
 def test_declines_what_it_cannot_do() -> None:
-    integers = np.ones((4, 2, 2), np.int32)
-    program, _ = einsum_program("eij,ejk->eik", "e", (integers, integers))
-    assert "int32" in declined(program, (4,))
+    assert "int32" in (declined("eij,ejk->eik", (4, 2, 2), (4, 2, 2), dtype="int32") or "")
+    reason = declined("ij,jk,ekl->eil", (300, 300), (300, 300), (2, 300, 300))
+    assert "exceed the on-chip limit" in (reason or "")
     builder = Builder(1)
     a = builder.input(Input((0,), (2,), np.dtype("float64")))
     b = builder.input(Input((0,), (2,), np.dtype("float32")))
     program = builder.build([Output(builder.map("add", a, b), (0,))]).program
-    assert "float32, float64" in declined(program, (4,))
-    program, _ = einsum_program("eij->eji", "e", (np.ones((2, 200, 200)),))
-    assert "exceed the on-chip limit" in declined(program, (2,))
+    found = lower(plan(program), (4,))
+    assert isinstance(found, Declined) and "float32, float64" in found.reason
+
+
+def test_declines_what_does_not_gain() -> None:
+    n, e = 6, 1000
+    few = "worth a call of their own"
+    assert few in (declined("eij,ejk->eik", (2, n, n), (2, n, n)) or "")
+    assert few in (declined("eij,ejk->eik", (0, n, n), (0, n, n)) or "")
+    for spec in ("eij,eij->eij", "eij,eij->e", "eij->eji", "eij,ej->ei", "ij,eij->eij"):
+        shapes = [(n,) * len(x) for x in spec.replace("e", "").split("->")[0].split(",")]
+        batched = ["e" in x for x in spec.split("->")[0].split(",")]
+        shapes = [(e, *x) if b else x for x, b in zip(shapes, batched, strict=True)]
+        assert "bound by memory" in (declined(spec, *shapes) or ""), spec
+    one = "one matrix product for all elements"
+    assert one in (declined("ij,ej->ei", (n, n), (e, n)) or "")
+    assert one in (declined("eij,jk->eik", (e, n, n), (n, n)) or "")
+    assert declined("ij,ejk->eik", (n, n), (e, n, n)) is None
+    assert declined("eij,ejk->eik", (e, n, n), (e, n, n)) is None
+    assert (
+        declined("xi,yj,exy,xa,yb,eab->eij", *[(4, 3)] * 2, (e, 4, 4), *[(4, 3)] * 2, (e, 3, 3))
+        is None
+    )
 
 
 def test_wrong_shapes_are_errors() -> None:
     a = np.ones((4, 2, 2))
     program, _ = einsum_program("eij,ejk->eik", "e", (a, a))
-    found = kernel(program, [a.shape, a.shape])
+    found = kernel(program)
     shape = jax.ShapeDtypeStruct((4, 2, 2), np.float64)
     single = jax.ShapeDtypeStruct((4, 2, 2), np.float32)
     run = jax.ffi.ffi_call
@@ -412,7 +493,7 @@ def test_no_attribute_crashes() -> None:
     """Any single number of the plan may be anything: an error or a wrong result, not a crash."""
     a = np.ones((4, 2, 2))
     program, _ = einsum_program("xi,exj,ejk->eik", "e", (np.ones((2, 2)), a, a))
-    found = kernel(program, [(2, 2), a.shape, a.shape])
+    found = kernel(program)
     shape = jax.ShapeDtypeStruct((4, 2, 2), np.float64)
     code = found.attributes["plan"]
     for position in range(len(code)):

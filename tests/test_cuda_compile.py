@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxmagma.lowering.cuda import Parameters, lower
+from jaxmagma.lowering.blocks import Parameters
+from jaxmagma.lowering.cuda import lower
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.plan import plan
 from jaxmagma.program import Builder, ElementProgram, Input, Output

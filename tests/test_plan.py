@@ -318,20 +318,18 @@ def assert_well_formed(planned: Plan) -> None:
             assert all(planned.tiles[x].shape == step.shape for x in step.operands)
             continue
         if isinstance(step, Product):
-            left, right, out = map(
-                set, (step.left_labels, step.right_labels, step.output_labels)
-            )
+            left, right, out = map(set, (step.left_labels, step.right_labels, step.output_labels))
             lengths = [len(x) for x in (step.left_labels, step.right_labels, step.output_labels)]
             assert lengths == [len(left), len(right), len(out)]
             groups = (step.rows, step.columns, step.contracted, step.paired)
             assert sorted("".join(groups)) == sorted(left | right | out)
             assert out <= left | right
-            for operand, labels in (
-                (step.left, step.left_labels),
-                (step.right, step.right_labels),
-            ):
-                shape = tuple(step.extents[x] for x in labels)
-                assert planned.tiles[operand].shape == shape
+            left_shape, right_shape = (
+                tuple(step.extents[x] for x in labels)
+                for labels in (step.left_labels, step.right_labels)
+            )
+            assert planned.tiles[step.left].shape == left_shape
+            assert planned.tiles[step.right].shape == right_shape
             # A shared operand stands on the left.
             assert not (planned.tiles[step.left].batched and not planned.tiles[step.right].batched)
         else:
@@ -347,7 +345,7 @@ def assert_well_formed(planned: Plan) -> None:
 
 
 @given(fused_calls(broadcasting=False))
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_plans_of_random_programs_compute_what_the_programs_mean(call: Any) -> None:
     captured = capture(call.spec, *call.operands)
     assert isinstance(captured, FusedCall)

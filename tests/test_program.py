@@ -112,7 +112,7 @@ def test_map_prints_as_a_call() -> None:
 def test_tiles_and_batch_axes_of_values() -> None:
     program = interpolation()
     assert program.tiles == ((4, 3), (2, 3), (3, 3), (4, 3), (4, 2))
-    assert program.batch == (frozenset(), frozenset(), {0}, {0}, {0})
+    assert [sorted(axes) for axes in program.batch] == [[], [], [0], [0], [0]]
     assert program.dtype == F64
 
 

@@ -40,9 +40,7 @@ def zeros(*shapes: tuple[int, ...]) -> list[np.ndarray]:
         ("éij,jk->éik", [(2, 3, 4), (4, 5)], ["éij", "jk"], "éik"),
     ],
 )
-def test_labels(
-    spec: str, shapes: list[tuple[int, ...]], terms: list[str], output: str
-) -> None:
+def test_labels(spec: str, shapes: list[tuple[int, ...]], terms: list[str], output: str) -> None:
     found = parse(spec, zeros(*shapes))
     assert (found[0], found[1]) == (terms, output)
 
@@ -63,9 +61,7 @@ def test_labels(
         ("a...->...", [(7,)], ()),
     ],
 )
-def test_ellipsis(
-    spec: str, shapes: list[tuple[int, ...]], output_shape: tuple[int, ...]
-) -> None:
+def test_ellipsis(spec: str, shapes: list[tuple[int, ...]], output_shape: tuple[int, ...]) -> None:
     terms, output, _ = parse(spec, zeros(*shapes))
     extents = label_extents(terms, shapes)
     assert tuple(extents[label] for label in output) == output_shape

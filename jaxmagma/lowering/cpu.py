@@ -1,10 +1,12 @@
 """From a plan to the CPU executor: instructions over lanes.
 
-The executor (``cpu/``) puts a block of elements side by side in the lanes of vectors: every value of
-a tile is a row of lanes in a scratch memory that stays in the core's caches.  This module decides
-where each tile lives there, when operands are loaded and results stored, and encodes that as one
-array of integers; the native side only reads it.  Nothing in it depends on how many elements there
-are.
+The executor (``cpu/``) puts a block of elements side by side in the lanes of vectors: every value
+of a tile is a row of lanes in a scratch memory that stays in the core's caches.  This module
+decides where each tile lives there, when operands are loaded and results stored, and encodes that
+as one array of integers; the native side only reads it.  A plan that is a single matrix product
+needs no lanes of elements: the rows of its own matrices fill vectors, straight from memory.
+
+Nothing in the code depends on how many elements there are; whether it gains does.
 
 **Format** of the attribute ``plan``, all int64; ``count: x...`` is a length and its items::
 
@@ -25,12 +27,13 @@ tiles) or in the memory all elements share (shared tiles).  An instruction is it
                count: (extent, out stride, left stride, right stride)...
     REARRANGE  out, in, count: (extent, out stride, in stride)...
     ADD        out, left, right, count
-    GEMM       output, left input, right input, rows, columns, inner,
-               strides: left row, left inner, right inner, out row
+    GEMM       output, left, right (numbers of inputs, or places of shared tiles),
+               left is shared, right is shared, rows, columns, inner,
+               strides: left row, left inner, right inner, right column, out row
 
-Strides are in values; a loop whose stride is zero does not move in that operand, so that a loop with
-output stride zero is summed over.  Shared steps use PRODUCT, REARRANGE and ADD with every place
-shared.  ``constants`` holds the bytes of the constant inputs one after the other.
+Strides are in values; a loop whose stride is zero does not move in that operand, so that a loop
+with output stride zero is summed over.  Shared steps use PRODUCT, REARRANGE and ADD with every
+place shared.  ``constants`` holds the bytes of the constant inputs one after the other.
 """
 
 import math
@@ -50,16 +53,30 @@ _BATCHED, _SHARED, _CONSTANT = range(3)
 _DTYPES = {"float32": 0, "float64": 1, "complex64": 2, "complex128": 3, "float16": 4, "bfloat16": 5}
 
 # Lanes of one block of elements at their narrowest fill a vector of 64 bytes.  The tiles of that
-# many elements that are alive at once, and the shared operands, must stay in the second-level cache.
+# many elements that are alive at once, and the shared operands, must stay in the nearer caches.
 _VECTOR_BYTES = 64
-_SCRATCH_BYTES = 512 << 10
+_SCRATCH_BYTES = 4 << 20
 _SHARED_BYTES = 256 << 10
-# Matrix products with rows at least this long have a row in the lanes, not elements.
-_LEAST_COLUMNS = 8
+# A single matrix product whose rows are shorter than this is faster with elements in the lanes.
+_LEAST_COLUMNS = 5
+
+# Measured on two AVX-512 cores under jit: less work than this is faster inside XLA's fused loops,
+# and XLA's own product is faster if it is one for all elements and both its sides are this long.
+_LEAST_OPERATIONS = 1000
+_LEAST_SIDE_OF_XLA = 4
 
 
 def lower(plan: Plan, extents: tuple[int, ...]) -> Kernel | Declined:
     """The custom call that runs ``plan`` on CPU, or why plain JAX should."""
+    kernel = encode(plan)
+    reason = _no_gain(plan, math.prod(extents))
+    if isinstance(kernel, Kernel) and reason:
+        return Declined(reason)
+    return kernel
+
+
+def encode(plan: Plan) -> Kernel | Declined:
+    """The custom call that runs ``plan`` on CPU, whether it gains or not, or why there is none."""
     program = plan.program
     dtype = program.dtype
     if dtype.name not in _DTYPES:
@@ -73,24 +90,69 @@ def lower(plan: Plan, extents: tuple[int, ...]) -> Kernel | Declined:
     if any(tile.size == 0 for tile in plan.tiles):
         return Declined("a tile is empty")
     code = _Encoder(plan)
-    plane = np.empty(0, dtype).real.itemsize
-    planes = dtype.itemsize // plane
-    if code.scratch.size * planes * _VECTOR_BYTES > _SCRATCH_BYTES:
+    planes = 2 if dtype.kind == "c" else 1
+    limit = _SCRATCH_BYTES // _VECTOR_BYTES // planes
+    if code.scratch.size > limit:
         return Declined(
             f"the tiles of one element ({code.scratch.size} values) exceed the on-chip limit of "
-            f"{_SCRATCH_BYTES // _VECTOR_BYTES // planes} values"
+            f"{limit} values"
         )
-    if code.shared_size * dtype.itemsize > _SHARED_BYTES:
+    limit = _SHARED_BYTES // dtype.itemsize
+    if code.shared_size > limit:
         return Declined(
             f"the shared operands ({code.shared_size} values) exceed the on-chip limit of "
-            f"{_SHARED_BYTES // dtype.itemsize} values"
+            f"{limit} values"
         )
-    description = (
-        f"elements in vector lanes, {code.scratch.size} values each on chip, "
-        f"{len(code.steps)} instructions"
-    )
+    if code.steps and code.steps[0][0] == _GEMM:
+        description = "one matrix product per element, its rows in vector lanes"
+    else:
+        description = (
+            f"elements in vector lanes, {code.scratch.size} values each on chip, "
+            f"{len(code.steps)} instructions"
+        )
     attributes = {"plan": code.attribute(), "constants": code.constants()}
     return Kernel(TARGET, attributes, description=description)
+
+
+# ---- The gain ------------------------------------------------------------------------------------
+
+
+def _no_gain(plan: Plan, elements: int) -> str | None:
+    """Why XLA is as fast, or None."""
+    steps = [step for number, step in plan.numbered_steps() if plan.tiles[number].batched]
+    products = [step for step in steps if isinstance(step, Product)]
+    if not any(_is_matrix_product(plan, step) for step in products):
+        return "without a product of matrices it is bound by memory, and XLA's loops are as fast"
+    if len(steps) == 1 and _is_one_for_all_elements(plan, products[0]):
+        return "it is one matrix product for all elements, and XLA's is as fast"
+    if plan.flops * elements < _LEAST_OPERATIONS:
+        return (
+            f"{plan.flops * elements} operations are less than the {_LEAST_OPERATIONS} that are "
+            "worth a call of their own"
+        )
+    return None
+
+
+def _is_matrix_product(plan: Plan, step: Product) -> bool:
+    """Whether operands are used more than once: not so for vectors and pointwise products."""
+    many = [any(step.extents[x] > 1 for x in y) for y in (step.rows, step.columns, step.contracted)]
+    return many[0] and many[2] and (many[1] or not plan.tiles[step.left].batched)
+
+
+def _is_one_for_all_elements(plan: Plan, step: Product) -> bool:
+    """Whether ``out[element, column, row] = sum_k left[row, k] right[element, column, k]``."""
+    inner = step.right_labels[len(step.right_labels) - len(step.contracted) :]
+    outer = step.right_labels[: len(step.right_labels) - len(step.contracted)]
+    sides = (math.prod(step.extents[x] for x in y) for y in (step.rows, step.contracted))
+    return (
+        not plan.tiles[step.left].batched
+        and set(inner) == set(step.contracted)
+        and step.output_labels == outer + step.rows
+        and min(sides) >= _LEAST_SIDE_OF_XLA
+    )
+
+
+# ---- The code ------------------------------------------------------------------------------------
 
 
 class _Scratch:
@@ -137,7 +199,7 @@ class _Encoder:
             if not tile.batched:
                 self._shared_place[number] = self.shared_size
                 self.shared_size += tile.size
-        gemm = _direct_gemm(plan)
+        gemm = self._gemm()
         if gemm:
             self.steps.append(gemm)
             return
@@ -169,6 +231,42 @@ class _Encoder:
             place = self._take_over(number, step.operands)
             self.steps.append([_ADD, place, left, right, self.plan.tiles[number].size])
             self._release(step.operands)
+
+    def _gemm(self) -> list[int] | None:
+        """The GEMM instruction, if the plan is one matrix product with long rows."""
+        plan, program = self.plan, self.program
+        if len(plan.steps) != 1 or plan.results != (len(program.inputs),):
+            return None
+        (step,) = plan.steps
+        (out,) = program.outputs
+        if not isinstance(step, Product) or program.dtype.name not in ("float32", "float64"):
+            return None
+        if program.batch[out.value] - set(out.batch) or not plan.tiles[step.right].batched:
+            return None
+        left, right = (step.left, step.left_labels), (step.right, step.right_labels)
+        output = step.output_labels
+        if output and output[-1] in step.rows:
+            left, right = right, left
+        rows, columns, inner = (
+            _merged(labels, (left[1], right[1], output), step.extents)
+            for labels in (
+                [x for x in output if x not in right[1]],
+                [x for x in output if x not in left[1]],
+                step.contracted,
+            )
+        )
+        if step.paired or not (rows and columns and inner):
+            return None
+        if columns[0] < _LEAST_COLUMNS or columns[3] != 1:
+            return None
+        operands = [left[0], right[0]]
+        shared = [not plan.tiles[x].batched for x in operands]
+        places = [self._shared_place[x] if s else x for x, s in zip(operands, shared, strict=True)]
+        extents = [rows[0], columns[0], inner[0]]
+        strides = [rows[1], inner[1], inner[2], columns[2], rows[3]]
+        if columns[2] != 1:
+            self.scratch.take(columns[0] * inner[0])
+        return [_GEMM, 0, *places, *map(int, shared), *extents, *strides]
 
     def _product(self, number: int, step: Product) -> None:
         places = []
@@ -286,38 +384,6 @@ class _Encoder:
         arrays = [x.constant.array for x in self.program.inputs if x.constant is not None]
         data = b"".join(array.tobytes() for array in arrays)
         return np.frombuffer(data, np.uint8)
-
-
-def _direct_gemm(plan: Plan) -> list[int] | None:
-    """The GEMM instruction, if the plan is one matrix product of two operands with long rows."""
-    program = plan.program
-    if len(plan.steps) != 1 or plan.results != (len(program.inputs),):
-        return None
-    (step,) = plan.steps
-    (out,) = program.outputs
-    if not isinstance(step, Product) or program.dtype.name not in ("float32", "float64"):
-        return None
-    summed = program.batch[out.value] - set(out.batch)
-    if summed or not all(plan.tiles[x].batched for x in step.operands):
-        return None
-    left, right = (step.left, step.left_labels), (step.right, step.right_labels)
-    output = step.output_labels
-    if output and output[-1] in step.rows:
-        left, right = right, left
-    rows, columns, inner = (
-        _merged(labels, (left[1], right[1], output), step.extents)
-        for labels in (
-            [x for x in output if x not in right[1]],
-            [x for x in output if x not in left[1]],
-            step.contracted,
-        )
-    )
-    if step.paired or not (rows and columns and inner):
-        return None
-    if columns[0] < _LEAST_COLUMNS or columns[2:] != (1, 1):
-        return None
-    extents = [rows[0], columns[0], inner[0]]
-    return [_GEMM, 0, left[0], right[0], *extents, rows[1], inner[1], inner[2], rows[3]]
 
 
 def _merged(

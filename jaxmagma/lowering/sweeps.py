@@ -84,6 +84,11 @@ class Sweep:
     def count(self) -> int:
         return math.prod(self.extents[label] for label in self.lines)
 
+    @property
+    def single(self) -> bool:
+        """Whether all fibres are single values."""
+        return all(value.length == 1 for value in [*self.loads, *self.tiles.values()])
+
 
 @dataclass
 class Gemm:

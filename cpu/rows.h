@@ -1,0 +1,49 @@
+// Where the elements of a block are in memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "axes.h"
+#include "kernels.h"
+
+namespace jaxmagma {
+
+// One operand of a pass: an array of tiles, walked along the axes of the pass.
+struct Operand {
+  std::byte* data;  // null: not used
+  int64_t tile_bytes;
+  std::vector<int64_t> strides;  // by axis, in bytes
+};
+
+// The rows of all operands for the elements [first, first + count).
+struct BlockRows {
+  int64_t first = 0;
+  int64_t count = 0;
+  std::vector<Rows> operands;                 // by operand
+  std::vector<std::vector<int64_t>> offsets;  // by operand, where lanes are not evenly apart
+  std::vector<Range> reads;
+  int64_t lines = 0;           // of the cache, in all reads
+  std::vector<int64_t> index;  // of the element that is being found
+};
+
+class RowFinder {
+ public:
+  // Of the operands, the first `inputs` are read.
+  RowFinder(std::vector<int64_t> extents, std::vector<Operand> operands, size_t inputs,
+            int64_t lanes);
+
+  // Lanes past the last element, up to `lanes`, repeat it.
+  void Find(int64_t first, int64_t count, int64_t lanes, BlockRows& rows) const;
+
+  const std::vector<Operand>& operands() const { return operands_; }
+
+ private:
+  std::vector<int64_t> extents_;
+  std::vector<Operand> operands_;
+  size_t inputs_;
+  std::vector<std::vector<int64_t>> even_;  // by operand: offsets of lanes along the fastest axis
+};
+
+}  // namespace jaxmagma

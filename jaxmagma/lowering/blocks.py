@@ -1,0 +1,373 @@
+"""How a plan is done by blocks of threads: stages, threads, and where tiles are on chip.
+
+The stages of a plan (see ``sweeps``) are done one after the other by a group of threads, for
+several elements at a time.  Here the sizes are chosen, the matrices that go to the constant bank,
+and the layout and place of every tile in shared memory.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxmagma.lowering import banks
+from jaxmagma.lowering.banks import Access, Layout
+from jaxmagma.lowering.sweeps import Gemm, Scheduler, Stage, Sweep, as_mode, copy_sweep
+from jaxmagma.plan import Plan, Product, Rearrange
+
+
+TYPES = {
+    np.dtype("float64"): "double",
+    np.dtype("float32"): "float",
+    np.dtype("complex128"): "Complex<double>",
+    np.dtype("complex64"): "Complex<float>",
+}
+
+CONSTANT_BYTES = 64 << 10
+# A block takes no more shared memory than every GPU since sm_80 has, unless one element needs more:
+# then what those made for float64 have.
+SHARED_BYTES = 99 << 10
+MOST_SHARED_BYTES = 163 << 10
+MAX_THREADS = 1024
+
+# Rows and columns of the block of a gemm that one thread has.
+LARGEST_BLOCK = 4
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What a tuner may vary. ``None`` leaves a choice to the model in this module."""
+
+    threads: int | None = None  # of a group: threads that work together on some elements
+    elements: int | None = None  # of a group
+    pack: int = 1  # elements of one thread, which share what it fetches of a matrix
+    groups: int = 1  # in a block; groups of one warp never wait for another
+    slices: int = 1  # that a group works through, one after the other
+    prefetch: bool = True  # asks for tiles some time before they are read
+    min_blocks: int | None = None  # on a multiprocessor, for the compiler's choice of registers
+    padding: bool = True  # of tiles in shared memory, against bank conflicts
+    shared_bytes: int = SHARED_BYTES  # most shared memory for one block
+
+    def __post_init__(self) -> None:
+        if self.groups > 1 and self.threads != 32:
+            raise ValueError(f"groups of {self.threads} threads: several in a block have 32 each")
+
+
+# ---- Gemms -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """How the threads divide the result of a gemm: blocks of rows x columns."""
+
+    row: str  # the label cut into pieces of `rows`, "" if none
+    column: str
+    rows: int
+    columns: int
+    lines: tuple[tuple[str, int], ...]  # labels with the number of places along each
+
+    @property
+    def count(self) -> int:
+        return math.prod(extent for _, extent in self.lines)
+
+
+def blocking_of(step: Product | Rearrange, itemsize: int) -> Blocking:
+    extents = step.extents
+    if isinstance(step, Rearrange):
+        return Blocking("", "", 1, 1, tuple((x, extents[x]) for x in step.output_labels))
+    most = LARGEST_BLOCK if itemsize <= 8 else LARGEST_BLOCK // 2
+
+    def piece(labels: str) -> tuple[str, int]:
+        if not labels:
+            return "", 1
+        label = max(labels, key=lambda x: extents[x])
+        pieces = -(-extents[label] // most)
+        return label, -(-extents[label] // pieces)
+
+    row, rows = piece(step.rows)
+    column, columns = piece(step.columns)
+    pieces = {
+        **extents,
+        **({row: -(-extents[row] // rows)} if row else {}),
+        **({column: -(-extents[column] // columns)} if column else {}),
+    }
+    lines = tuple((x, pieces[x]) for x in step.output_labels)
+    return Blocking(row, column, rows, columns, lines)
+
+
+# ---- Blocks of threads ------------------------------------------------------------------------
+
+
+class Block:
+    """How a plan is done by blocks of threads: the stages, who does them, and where tiles are."""
+
+    def __init__(self, plan: Plan, parameters: Parameters) -> None:
+        self.plan = plan
+        self.program = plan.program
+        self.parameters = parameters
+        self.inputs = len(plan.program.inputs)
+        self.dtype = plan.tiles[0].dtype
+        self.type = TYPES[self.dtype]
+        everything = set(range(self.program.batch_rank))
+        self.summed = [n for n, x in enumerate(self.program.outputs) if set(x.batch) != everything]
+        self.stored = [n for n in range(len(self.program.outputs)) if n not in self.summed]
+        self.bank = self._fill_bank()
+        self.groups = 1 if self.summed else parameters.groups
+        self.slices = 1 if self.summed else parameters.slices
+        self.staging = True
+        self.stages: list[Stage] = []
+
+    # ---- Choices ---------------------------------------------------------------------------------
+
+    def _fill_bank(self) -> list[int]:
+        """The matrices that stand in the constant bank, in that order."""
+        bank: list[int] = []
+        left = CONSTANT_BYTES - 4 * len(self.plan.steps)
+        for step in self.plan.steps:
+            mode = as_mode(self.plan, step)
+            if mode is not None and mode.matrix not in bank:
+                size = self.plan.tiles[mode.matrix].size * self.dtype.itemsize
+                if size <= left:
+                    bank.append(mode.matrix)
+                    left -= size
+        return bank
+
+    def choose(self) -> str | None:
+        """Chooses stages, threads, elements and layouts; returns why they cannot be had, if so."""
+        for staging in (True, False):
+            self.staging = staging
+            self.stages = self._stages()
+            self._find_uses()
+            # A thread of a gemm has a block of one element.
+            fibres = all(isinstance(stage, Sweep) for stage in self.stages)
+            self.pack = self.parameters.pack if fibres else 1
+            # For sweeps it pays to let the compiler take the registers it likes, for gemms not.
+            self.min_blocks = self.parameters.min_blocks
+            if self.min_blocks is None:
+                self.min_blocks = int(fibres)
+            for elements, threads in self._shapes():
+                self.elements, self.threads = elements, threads
+                self._lay_out()
+                fewest = self.elements == self.pack and self.groups == 1
+                most = MOST_SHARED_BYTES if fewest else self.parameters.shared_bytes
+                if self.shared_bytes() <= most:
+                    return None
+        return (
+            f"one element needs {self.shared_bytes() >> 10} KB of shared memory, and a block has "
+            f"{MOST_SHARED_BYTES >> 10} KB"
+        )
+
+    def shared_bytes(self) -> int:
+        return self.shared_values * self.dtype.itemsize * self.groups
+
+    def _stages(self) -> list[Stage]:
+        stages: list[Stage] = []
+        staged: set[int] = set()
+        made: set[int] = set()
+        for stage in Scheduler(self.plan).stages():
+            if isinstance(stage, Gemm):
+                for operand in stage.step.operands:
+                    if self._is_batched_input(operand) and self.staging and operand not in staged:
+                        staged.add(operand)
+                        stages.append(copy_sweep(self.plan, operand))
+            stages.append(stage)
+            made |= stage.tiles.keys() if isinstance(stage, Sweep) else {stage.number}
+        for out in self.stored:
+            value = self.plan.results[out]
+            if value < self.inputs and value not in made:
+                stages.append(copy_sweep(self.plan, value))
+                made.add(value)
+        self.staged = staged
+        return stages
+
+    def _is_batched_input(self, tile: int) -> bool:
+        return tile < self.inputs and self.plan.tiles[tile].batched
+
+    def _find_uses(self) -> None:
+        """Which stage makes each tile, and which ones read it from shared memory."""
+        self.maker: dict[int, int] = {}
+        self.readers: dict[int, list[int]] = {}
+        for position, stage in enumerate(self.stages):
+            for tile in self.made(stage):
+                if tile >= self.inputs or tile in self.staged:
+                    self.maker.setdefault(tile, position)
+        for position, stage in enumerate(self.stages):
+            for tile in self.read(stage):
+                if tile in self.maker and self.maker[tile] < position:
+                    self.readers.setdefault(tile, []).append(position)
+        for out in self.summed:
+            tile = self.plan.results[out]
+            if tile in self.maker:
+                self.readers.setdefault(tile, []).append(len(self.stages))
+        self.in_shared = {tile for tile in self.maker if self.readers.get(tile)}
+
+    def made(self, stage: Stage) -> list[int]:
+        if isinstance(stage, Gemm):
+            return [stage.number]
+        return [move.result.tile for move in stage.moves]
+
+    def read(self, stage: Stage) -> list[int]:
+        if isinstance(stage, Gemm):
+            return list(stage.step.operands)
+        return [value.tile for value in stage.loads]
+
+    def _threads_of(self, stage: Stage) -> int:
+        """Threads that one element keeps busy."""
+        if isinstance(stage, Gemm):
+            return blocking_of(stage.step, self.dtype.itemsize).count
+        if stage.single:
+            # A thread takes several values, and more of them where a gemm comes after.
+            staged = any(move.result.tile in self.staged for move in stage.moves)
+            return -(-stage.count // (16 if staged else 4))
+        return stage.count
+
+    def _shapes(self) -> list[tuple[int, int]]:
+        """(elements, threads) of a group: the model's favourite, then ever smaller ones."""
+        most = max([self._threads_of(stage) for stage in self.stages], default=1)
+        given = self.parameters
+        if given.elements is not None:
+            slots = max(1, given.elements // self.pack)
+            threads = given.threads or min(MAX_THREADS, _round_up(slots * most, 32))
+            return [(slots * self.pack, threads)]
+        largest = given.threads or 256
+        if most > largest:
+            return [(self.pack, given.threads or min(512, _round_up(most, 32)))]
+        best, best_score = 1, 0.0
+        for slots in range(1, largest // most + 1):
+            threads = given.threads or _round_up(slots * most, 32)
+            used = slots * most / threads
+            # 128 threads are enough to be several blocks on a multiprocessor, and few enough for
+            # their barriers to cost little.
+            far = math.log2(threads / 128)
+            score = used * (1 - (0.3 * far if far > 0 else -0.6 * far))
+            if score > best_score:
+                best, best_score = slots, score
+        return [
+            (slots * self.pack, given.threads or _round_up(slots * most, 32))
+            for slots in range(best, 0, -1)
+        ]
+
+    # ---- Shared memory ---------------------------------------------------------------------------
+
+    def _lay_out(self) -> None:
+        self.layouts: dict[int, Layout] = {}
+        sums = {self.plan.results[out] for out in self.summed}
+        for tile in sorted(self.in_shared):
+            shape = self.plan.tiles[tile].shape
+            if self.parameters.padding:
+                accesses = tuple(dict.fromkeys(self._accesses(tile)))
+                self.layouts[tile] = banks.choose(
+                    shape,
+                    self.dtype.itemsize,
+                    self.elements // self.pack,
+                    accesses,
+                    tile not in sums,
+                )
+            else:
+                self.layouts[tile] = banks.row_major(shape)
+        self.offsets: dict[int, int] = {}
+        placed: list[tuple[int, int, int, int]] = []  # first stage, last stage, begin, end
+        self.shared_values = 0
+        for tile in sorted(self.in_shared, key=lambda x: (self.maker[x], x)):
+            first, last = self.maker[tile], max(self.readers[tile])
+            size = self.layouts[tile].element * self.elements
+            size = _round_up(size, max(1, 16 // self.dtype.itemsize))
+            begin = 0
+            for other_begin, end in sorted(
+                (b, e) for f, until, b, e in placed if f <= last and first <= until
+            ):
+                if begin + size <= other_begin:
+                    break
+                begin = max(begin, end)
+            self.offsets[tile] = begin
+            placed.append((first, last, begin, begin + size))
+            self.shared_values = max(self.shared_values, begin + size)
+
+    def _accesses(self, tile: int) -> Iterable[Access]:
+        for position in (self.maker[tile], *self.readers[tile]):
+            if position == len(self.stages):
+                continue
+            stage = self.stages[position]
+            if isinstance(stage, Sweep):
+                values = [v for v in stage.loads if v.tile == tile and position != self.maker[tile]]
+                made = stage.tiles.get(tile)
+                if made is not None and position == self.maker[tile]:
+                    values.append(made)
+                for value in values:
+                    lines = tuple((stage.extents[x], value.labels.find(x)) for x in stage.lines)
+                    yield Access(lines, self.threads)
+                continue
+            blocking = blocking_of(stage.step, self.dtype.itemsize)
+            for labels in self._labels_of(stage, tile):
+                yield Access(tuple((n, labels.find(x)) for x, n in blocking.lines), self.threads)
+
+    def _labels_of(self, stage: Gemm, tile: int) -> list[str]:
+        step = stage.step
+        if isinstance(step, Rearrange):
+            pairs = [(step.operand, step.labels)]
+        else:
+            pairs = [(step.left, step.left_labels), (step.right, step.right_labels)]
+        return [x for n, x in [*pairs, (stage.number, step.output_labels)] if n == tile]
+
+    # ---- Tiles -----------------------------------------------------------------------------------
+
+    def tables(self) -> list[int]:
+        """Constants that stand in global memory: read at places that differ between threads."""
+        tables: dict[int, None] = {}
+        for stage in self.stages:
+            operands = self.read(stage)
+            if isinstance(stage, Sweep):
+                operands += [
+                    m.matrix.tile
+                    for m in stage.moves
+                    if m.matrix is not None and m.matrix.tile not in self.bank
+                ]
+            tables.update((x, None) for x in operands if self.is_constant(x))
+        tables.update(
+            (self.plan.results[out], None)
+            for out in self.summed
+            if self.is_constant(self.plan.results[out])
+        )
+        return list(tables)
+
+    def is_constant(self, tile: int) -> bool:
+        return tile < self.inputs and self.program.inputs[tile].constant is not None
+
+    @property
+    def loops(self) -> bool:
+        """Whether a group of threads works through several slices."""
+        return bool(self.summed) or self.slices > 1
+
+    def overlap(self, some: set[int], others: set[int]) -> bool:
+        """Whether tiles overlap in shared memory."""
+
+        def where(tile: int) -> tuple[int, int]:
+            begin = self.offsets[tile]
+            return begin, begin + self.layouts[tile].element * self.elements
+
+        return any(
+            where(x)[0] < where(y)[1] and where(y)[0] < where(x)[1] for x in some for y in others
+        )
+
+    def from_shared(self, tile: int, position: int) -> bool:
+        return tile in self.in_shared and self.maker[tile] < position
+
+    def uses(self) -> int:
+        """How often a matrix in the constant bank is used."""
+        modes = [as_mode(self.plan, step) for step in self.plan.steps]
+        return sum(mode is not None and mode.matrix in self.bank for mode in modes)
+
+    def describe(self) -> str:
+        sweeps = sum(isinstance(stage, Sweep) for stage in self.stages)
+        stages = [f"{sweeps} sweeps"] if sweeps else []
+        if sweeps < len(self.stages):
+            stages.append(f"{len(self.stages) - sweeps} gemms")
+        return (
+            f"{' and '.join(stages) or 'a sum'}, {self.elements * self.groups} elements on "
+            f"{self.threads * self.groups} threads, {self.shared_bytes()} bytes of shared memory"
+        )
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

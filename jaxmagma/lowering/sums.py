@@ -1,0 +1,114 @@
+"""Spreads long sums over threads.
+
+A contraction with a small result and many terms, ``sum_abc u[abc] v[abc]``, has work for one thread
+where there should be some for many. It becomes steps that a GPU can share:
+
+* A product without rows and columns is a pointwise product and then a sum. Each label is summed on
+  its own, first the one along which fibres run when the product is made: that sum takes place in
+  registers.
+* A product with few blocks of rows and columns keeps one of the labels it sums over, for other
+  threads, and sums over it afterwards.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, Step, Tile
+
+
+# Blocks of the result of one element that are enough threads for a gemm.
+_ENOUGH_BLOCKS = 8
+
+
+def spread(plan: Plan, block: int) -> Plan:
+    """The plan with its long sums divided; ``block`` rows or columns are for one thread."""
+    return _Spreader(plan, block).plan()
+
+
+class _Spreader:
+    def __init__(self, plan: Plan, block: int) -> None:
+        self.old = plan
+        self.block = block
+        self.tiles: list[Tile] = list(plan.tiles[: len(plan.program.inputs)])
+        self.steps: list[Step] = []
+        self.numbers = {n: n for n in range(len(self.tiles))}
+
+    def plan(self) -> Plan:
+        for number, step in self.old.numbered_steps():
+            self.numbers[number] = self.step(step)
+        results = tuple(self.numbers[value] for value in self.old.results)
+        return Plan(self.old.program, tuple(self.tiles), tuple(self.steps), results)
+
+    def step(self, step: Step) -> int:
+        if isinstance(step, Pointwise):
+            return self.add(replace(step, operands=tuple(self.numbers[x] for x in step.operands)))
+        if isinstance(step, Rearrange):
+            step = replace(step, operand=self.numbers[step.operand])
+            summed = [x for x in step.labels if x not in step.output_labels]
+            new = [x for x in step.output_labels if x not in step.labels]
+            if len(summed) < 2 or new:
+                return self.add(step)
+            return self.sums(step.operand, step.labels, step.output_labels, step.extents)
+        step = replace(step, left=self.numbers[step.left], right=self.numbers[step.right])
+        batched = all(self.tiles[x].batched for x in step.operands)
+        if not step.contracted or (not batched and len(step.contracted) == 1):
+            return self.add(step)
+        if not step.rows and not step.columns:
+            labels = step.left_labels
+            every = self.add(replace(step, output_labels=labels))
+            return self.sums(every, labels, step.output_labels, step.extents)
+        blocks = math.prod(
+            -(-step.extents[x] // self.block) for x in step.rows + step.columns
+        ) * math.prod(step.extents[x] for x in step.paired)
+        if batched and len(step.contracted) > 1 and blocks < _ENOUGH_BLOCKS:
+            kept = max(step.contracted, key=lambda x: step.extents[x])
+            labels = step.output_labels + kept
+            partial = self.add(replace(step, output_labels=labels))
+            return self.sums(partial, labels, step.output_labels, step.extents)
+        return self.add(step)
+
+    def sums(self, tile: int, labels: str, output: str, extents: dict[str, int]) -> int:
+        """Sums a tile over one label after the other."""
+        summed = [x for x in labels if x not in output]
+        first = self.fibre(tile, labels)
+        summed.sort(key=lambda x: (x != first, -labels.index(x)))
+        for position, label in enumerate(summed):
+            last = position == len(summed) - 1
+            left = output if last else labels.replace(label, "")
+            sizes = tuple((x, extents[x]) for x in sorted(labels))
+            tile = self.add(Rearrange(tile, labels, left, sizes))
+            labels = left
+        if labels != output:
+            tile = self.add(
+                Rearrange(tile, labels, output, tuple((x, extents[x]) for x in sorted(labels)))
+            )
+        return tile
+
+    def fibre(self, tile: int, labels: str) -> str:
+        """The label along which fibres run when the tile is made, as a mode product has it."""
+        first = len(self.old.program.inputs)
+        places: Sequence[tuple[int, str]] = [(tile, labels)]
+        while places:
+            (tile, labels), *places = places
+            if tile < first:
+                continue
+            step = self.steps[tile - first]
+            if not isinstance(step, Product):
+                continue
+            names = dict(zip(step.output_labels, labels, strict=True))
+            if step.contracted and not self.tiles[step.left].batched and len(step.rows) == 1:
+                return names[step.rows]
+            if not step.contracted:
+                for operand, own in (
+                    (step.left, step.left_labels),
+                    (step.right, step.right_labels),
+                ):
+                    places = [*places, (operand, "".join(names[x] for x in own))]
+        return labels[-1:]
+
+    def add(self, step: Step) -> int:
+        batched = any(self.tiles[x].batched for x in step.operands)
+        self.tiles.append(Tile(step.shape, self.tiles[step.operands[0]].dtype, batched))
+        self.steps.append(step)
+        return len(self.tiles) - 1

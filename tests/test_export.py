@@ -1,0 +1,105 @@
+"""``jax.export`` of functions that call ``jm.einsum``: what comes back computes the same."""
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxmagma as jm
+from tests.einsums import ELEMENTS, assert_close, normal
+
+
+GetKey = Callable[[], jax.Array]
+MASS = "xi,yj,exy,xa,yb,eab->eij"
+
+# Nobody but jaxmagma promises that a later version still knows a kernel of this one.
+CHECKS = [
+    jax.export.DisabledSafetyCheck.custom_call(target)
+    for target in ("jaxmagma_cpu", "jaxmagma_cuda", "CustomSPMDPartitioning")
+]
+
+
+def export(function: Callable[..., Any], *arguments: Any, **options: Any) -> jax.export.Exported:
+    return jax.export.export(jax.jit(function), disabled_checks=CHECKS, **options)(*arguments)
+
+
+@pytest.fixture
+def operands(getkey: GetKey) -> tuple[jax.Array, ...]:
+    shapes = (4, 3), (ELEMENTS, 4, 4), (ELEMENTS, 3, 3)
+    return tuple(normal(getkey(), shape) for shape in shapes)
+
+
+def mass(b: Any, d: jax.Array, u: jax.Array) -> jax.Array:
+    return jm.einsum(MASS, b, b, d, b, b, u)
+
+
+def round_trip(exported: jax.export.Exported) -> jax.export.Exported:
+    if importlib.util.find_spec("flatbuffers") is None:
+        pytest.skip("jax.export serialises with flatbuffers, which is not installed")
+    return jax.export.deserialize(exported.serialize(vjp_order=1))
+
+
+def test_call(operands: tuple[jax.Array, ...]) -> None:
+    exported = export(mass, *operands)
+    assert_close(exported.call(*operands), mass(*operands), 1e-14)
+    assert_close(jax.jit(exported.call)(*operands), mass(*operands), 1e-14)
+
+
+def test_round_trip(operands: tuple[jax.Array, ...]) -> None:
+    found = round_trip(export(mass, *operands))
+    assert_close(found.call(*operands), mass(*operands), 1e-14)
+
+
+def test_round_trip_of_a_constant_basis(operands: tuple[jax.Array, ...]) -> None:
+    table, *others = operands
+    found = round_trip(export(lambda d, u: mass(np.asarray(table), d, u), *others))
+    assert_close(found.call(*others), mass(*operands), 1e-14)
+
+
+def test_round_trip_of_a_gradient(operands: tuple[jax.Array, ...]) -> None:
+    gradients = jax.grad(lambda *xs: jnp.sum(jnp.sin(mass(*xs))), (0, 1, 2))
+    found = round_trip(export(gradients, *operands))
+    assert_close(found.call(*operands), gradients(*operands), 1e-13)
+
+
+def test_gradient_of_what_comes_back(operands: tuple[jax.Array, ...]) -> None:
+    def gradients(function: Callable[..., jax.Array]) -> Any:
+        return jax.grad(lambda *xs: jnp.sum(jnp.sin(function(*xs))), (0, 1, 2))(*operands)
+
+    found = round_trip(export(mass, *operands))
+    assert_close(gradients(found.call), gradients(mass), 1e-13)
+
+
+def test_any_number_of_elements(operands: tuple[jax.Array, ...]) -> None:
+    """A symbolic extent is left to plain JAX."""
+    table = np.asarray(operands[0])
+    (elements,) = jax.export.symbolic_shape("e")
+    structs = [jax.ShapeDtypeStruct((elements, *x.shape[1:]), x.dtype) for x in operands[1:]]
+    exported = export(lambda d, u: mass(table, d, u), *structs)
+    for count in (1, 5, ELEMENTS):
+        d, u = (x[:count] for x in operands[1:])
+        assert_close(exported.call(d, u), mass(table, d, u), 1e-13)
+
+
+def test_symbolic_extent_is_the_same_for_products_of_matrices() -> None:
+    n, m = jax.export.symbolic_shape("n, m")
+    structs = (
+        jax.ShapeDtypeStruct((n, m, 3), np.float64),
+        jax.ShapeDtypeStruct((n, 3, m), np.float64),
+    )
+    exported = export(lambda a, b: jm.einsum("eij,ejk->eik", a, b), *structs)
+    assert exported.out_avals[0].shape == (n, m, m)
+
+
+@pytest.mark.parametrize("platforms", [("tpu",), ("cpu", "tpu"), ("cpu", "cuda", "tpu")])
+def test_other_platforms(platforms: tuple[str, ...], operands: tuple[jax.Array, ...]) -> None:
+    """A program lowers for platforms that this machine has not, one without a backend included."""
+    exported = export(mass, *operands, platforms=platforms)
+    assert exported.platforms == platforms
+    if "cpu" in platforms and jax.default_backend() == "cpu":
+        assert_close(exported.call(*operands), mass(*operands), 1e-13)
