@@ -14,7 +14,7 @@ namespace jaxmagma {
 struct Step {
   enum Kind : int32_t {
     kLoad,      // out = input
-    kMultiply,  // out *= input
+    kMultiply,  // out = input * right
     kStore,     // output = left, a row for each element
     kSpread,    // out = a shared tile
     kMatrix,    // out[row, column] = sum_k shared[row, k] * right[k, column]

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #define JAXMAGMA_INLINE inline __attribute__((always_inline))
@@ -147,5 +148,17 @@ JAXMAGMA_INLINE void StoreColumns(T* const* rows, ptrdiff_t column, Lanes<T>* x)
     Scatter<T, C, kLanes<T>>(mine, column, x[j]);
   }
 }
+
+// Calls `body(C, column)` for pieces of C columns, a constant, that make up the columns from
+// `column` to `count`: C columns as often as they fit, then half as many, down to kLeast.
+template <int C, int kLeast = 1, typename Body>
+JAXMAGMA_INLINE void ForPieces(int64_t column, int64_t count, const Body& body) {
+  for (; count - column >= C; column += C) body(std::integral_constant<int, C>(), column);
+  if constexpr (C > kLeast) ForPieces<C / 2, kLeast>(column, count, body);
+}
+
+// The widest piece: what is loaded in half vectors needs one exchange less.
+template <typename T>
+constexpr int kPiece = kLanes<T> > 2 ? kLanes<T> / 2 : 2;
 
 }  // namespace jaxmagma::JAXMAGMA_ISA

@@ -103,11 +103,15 @@ bool ReadInstruction(Reader& reader, const Plan& plan, bool shared, Instruction&
     case Opcode::kMultiply: {
       step.array = reader.UpTo(static_cast<int64_t>(plan.inputs.size()) - 1);
       step.out = reader.UpTo(kLargest);
+      if (step.opcode == Opcode::kMultiply) {
+        step.right = reader.UpTo(kLargest);
+        step.accumulate = reader.UpTo(1);
+      }
       step.count = reader.UpTo(kLargest, 1);
       if (reader.failed() || shared) return false;
       const Input& input = plan.inputs[step.array];
       return input.kind == Input::kBatched && step.count == input.size &&
-             step.out + step.count <= here;
+             step.out + step.count <= here && step.right + step.count <= here;
     }
     case Opcode::kStore:
       step.array = reader.UpTo(static_cast<int64_t>(plan.outputs.size()) - 1);
@@ -217,7 +221,7 @@ bool Decode(Reader& reader, size_t constants_size, Plan& plan) {
       if ((step.opcode == Opcode::kGemm) != (steps[0].opcode == Opcode::kGemm)) return false;
     }
   }
-  return !reader.failed() && reader.finished();
+  return !reader.failed() && reader.finished() && !plan.steps.empty();
 }
 
 }  // namespace

@@ -283,6 +283,39 @@ def test_diffusion_operator() -> None:
     np.testing.assert_allclose(got_flux, fluxes[0], rtol=0, atol=1e-14 * n**3)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+def test_sums_of_products(dtype: str) -> None:
+    """Products are added to a tile in place, but only if nothing else reads that tile."""
+    rng = np.random.default_rng(0)
+    elements, n = 11, 3
+    arrays = [random(rng, (elements, n, n), dtype) for _ in range(6)]
+    shared = random(rng, (n, n), dtype)
+    sizes = dict.fromkeys("ijk", n)
+    builder = Builder(1)
+    a, b, c, d, e, f = (builder.input(Input((0,), (n, n), np.dtype(dtype))) for _ in arrays)
+    s = builder.input(Input((), (n, n), np.dtype(dtype)))
+
+    def times(x: int, y: int) -> int:
+        return builder.contract([(x, "ij"), (y, "ij")], "ij", sizes)
+
+    ab, cd = times(a, b), times(c, d)
+    first = builder.map("add", ab, cd)
+    second = builder.map("add", first, builder.contract([(s, "ik"), (e, "kj")], "ij", sizes))
+    third = builder.map("add", f, builder.contract([(first, "ik"), (second, "kj")], "ij", sizes))
+    fourth = builder.map("add", third, builder.contract([(s, "ik"), (third, "kj")], "ij", sizes))
+    doubled = builder.map("add", ab, ab)
+    outputs = [Output(x, (0,)) for x in (second, fourth, doubled)]
+    got = call(builder.build(outputs).program, *arrays, shared)
+    va, vb, vc, vd, ve, vf = (x.astype(np.clongdouble) for x in arrays)
+    vs = shared.astype(np.clongdouble)
+    v1 = va * vb + vc * vd
+    v2 = v1 + vs @ ve
+    v3 = vf + v1 @ v2
+    tolerance = 100 * np.finfo(dtype).eps
+    for result, want in zip(got, (v2, v3 + vs @ v3, 2 * va * vb), strict=True):
+        np.testing.assert_allclose(result, want, rtol=0, atol=tolerance * np.max(abs(want)))
+
+
 def test_traced_and_constant_bases_give_the_same_bits() -> None:
     rng = np.random.default_rng(0)
     b, u = random(rng, (5, 4), "float64"), random(rng, (37, 4, 4, 4), "float64")
@@ -489,21 +522,24 @@ def test_wrong_shapes_are_errors() -> None:
         assert "jaxmagma_cpu: the attribute 'plan'" in text
 
 
-def test_no_attribute_crashes() -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["xi,exi,eij->exj", "eij,ekj->eik", "exi,exi,exi->xi"])
+def test_no_attribute_crashes(spec: str) -> None:
     """Any single number of the plan may be anything: an error or a wrong result, not a crash."""
-    a = np.ones((4, 2, 2))
-    program, _ = einsum_program("xi,exj,ejk->eik", "e", (np.ones((2, 2)), a, a))
+    sizes = {"e": 3, "x": 2, "i": 3, "j": 4, "k": 5}
+    terms, output = spec.split("->")
+    operands = [np.ones([sizes[label] for label in term]) for term in terms.split(",")]
+    program, arguments = einsum_program(spec, "e", operands)
     found = kernel(program)
-    shape = jax.ShapeDtypeStruct((4, 2, 2), np.float64)
+    shape = jax.ShapeDtypeStruct([sizes[label] for label in output], np.float64)
     code = found.attributes["plan"]
     for position in range(len(code)):
-        for value in (-1, 0, 1, 7, 1 << 19, 1 << 40):
+        for value in (-1, 0, 5, 1 << 19, 1 << 40):
             wrong = code.copy()
             wrong[position] = value
+            run = jax.ffi.ffi_call(found.target, [shape])
             try:
-                attributes = {**found.attributes, "plan": wrong}
-                run = jax.ffi.ffi_call(found.target, [shape])
-                jax.block_until_ready(run(np.ones((2, 2)), a, a, **attributes))
+                jax.block_until_ready(run(*arguments, **{**found.attributes, "plan": wrong}))
             except jax.errors.JaxRuntimeError:
                 pass
 
@@ -519,8 +555,11 @@ def sweep() -> str:
             b, u = random(rng, (n + 1, n), dtype), random(rng, (21, n, n), dtype)
             d = random(rng, (21, n + 1, n + 1), dtype)
             check_einsum("xi,yj,exy,xk,yl,ekl->eij", "e", b, b, d, b, b, u)
-            check_einsum("eij,ejk->eik", "e", u, u)
             check_einsum("eij->ji", "e", u, terms=21)
+        for n in (1, 2, 3, 5, 8, 19, 70):
+            u = random(rng, (5, n, n), dtype)
+            check_einsum("eij,ejk->eik", "e", u, u)
+            check_einsum("eij,ekj->eik", "e", u, u)
     bits = []
     for elements, n in [(20_011, 3), (5_000, 7)]:
         u, v = random(rng, (elements, n, n), "float64"), random(rng, (elements, n, n), "float64")

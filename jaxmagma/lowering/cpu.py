@@ -20,7 +20,7 @@ A *place* is where a tile starts, counted in values, in the scratch of a block o
 tiles) or in the memory all elements share (shared tiles).  An instruction is its opcode and fields:
 
     LOAD       input, place, count                   scratch[place..] = operand
-    MULTIPLY   input, place, count                   scratch[place..] *= operand
+    MULTIPLY   input, out, right, accumulate, count  scratch[out..] = operand * scratch[right..]
     STORE      output, place, count                  result = scratch[place..]
     SPREAD     shared place, place, count            scratch[place..] = shared[..]
     PRODUCT    accumulate, out, left, right, left is shared, right is shared,
@@ -31,9 +31,10 @@ tiles) or in the memory all elements share (shared tiles).  An instruction is it
                left is shared, right is shared, rows, columns, inner,
                strides: left row, left inner, right inner, right column, out row
 
-Strides are in values; a loop whose stride is zero does not move in that operand, so that a loop
-with output stride zero is summed over.  Shared steps use PRODUCT, REARRANGE and ADD with every
-place shared.  ``constants`` holds the bytes of the constant inputs one after the other.
+``accumulate`` adds to what is there.  Strides are in values; a loop whose stride is zero does not
+move in that operand, so that a loop with output stride zero is summed over.  Shared steps use
+PRODUCT, REARRANGE and ADD with every place shared.  ``constants`` holds the bytes of the constant
+inputs one after the other.
 """
 
 import math
@@ -188,10 +189,13 @@ class _Encoder:
         self.steps: list[list[int]] = []
         self._shared_place: dict[int, int] = {}
         self._place: dict[int, int] = {}  # batched tiles that are in scratch now
+        self._done: set[int] = set()  # steps that a product before them has done
         self._uses = [0] * len(plan.tiles)  # how many reads of each tile are still to come
-        for _, step in plan.numbered_steps():
+        self._reader: dict[int, int] = {}  # of each tile, the last step that reads it
+        for number, step in plan.numbered_steps():
             for operand in step.operands:
                 self._uses[operand] += 1
+                self._reader[operand] = number
         for value in plan.results:
             self._uses[value] += 1
 
@@ -207,7 +211,8 @@ class _Encoder:
             self._store_results(number)
         for number, step in plan.numbered_steps():
             if plan.tiles[number].batched:
-                self._step(number, step)
+                if number not in self._done:
+                    self._step(number, step)
             else:
                 self._shared_step(number, step)
             self._store_results(number)
@@ -274,9 +279,11 @@ class _Encoder:
         for operand in step.operands:
             shared.append(int(not self.plan.tiles[operand].batched))
             places.append(self._shared_place[operand] if shared[-1] else self._in_scratch(operand))
-        place = self._take(number)
+        accumulate, place = self._destination(number)
         loops = _loops(step.extents, step.output_labels, step.left_labels, step.right_labels)
-        self.steps.append([_PRODUCT, 0, place, *places, *shared, len(loops), *_flat(loops)])
+        self.steps.append(
+            [_PRODUCT, accumulate, place, *places, *shared, len(loops), *_flat(loops)]
+        )
         for operand in step.operands:
             self._used(operand)
 
@@ -291,14 +298,35 @@ class _Encoder:
                 and self._uses[operand] == 1
                 and operand not in self._place
             )
-            if loaded_once and self.plan.tiles[other].batched and self._uses[other] == 1:
-                place = self._in_scratch(other)
+            if loaded_once and self.plan.tiles[other].batched:
+                right = self._in_scratch(other)
                 self._used(operand)
                 self._used(other, keep=True)
-                self._place[number] = self._place.pop(other)
-                self.steps.append([_MULTIPLY, operand, place, self.plan.tiles[number].size])
+                accumulate, place = self._destination(number, take_over=[other])
+                size = self.plan.tiles[number].size
+                self.steps.append([_MULTIPLY, operand, place, right, accumulate, size])
+                self._release([other])
                 return True
         return False
+
+    def _destination(self, number: int, take_over: Sequence[int] = ()) -> tuple[int, int]:
+        """Whether a product is added to what is at its place, and that place.
+
+        It is if all that becomes of it is a sum with a tile that nothing else reads: that tile's
+        place then holds the sum, and the step that adds is done.
+        """
+        reader = self._reader.get(number)
+        step = None if reader is None else self.plan.steps[reader - len(self.program.inputs)]
+        if reader is not None and isinstance(step, Pointwise) and self._uses[number] == 1:
+            (other,) = {*step.operands} - {number}
+            ready = other in self._place or other < len(self.program.inputs)
+            if ready and self.plan.tiles[other].batched and self._uses[other] == 1:
+                place = self._in_scratch(other)
+                self._uses[number] = self._uses[other] = 0
+                self._place[reader] = self._place.pop(other)
+                self._done.add(reader)
+                return 1, place
+        return 0, self._take_over(number, take_over)
 
     def _shared_step(self, number: int, step: Product | Rearrange | Pointwise) -> None:
         place = self._shared_place[number]
