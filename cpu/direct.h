@@ -8,6 +8,7 @@
 
 #include "kernels.h"
 #include "lanes.h"
+#include "stream.h"
 #include "value.h"
 
 namespace jaxmagma::JAXMAGMA_ISA {
@@ -24,7 +25,8 @@ struct DirectProduct {
   }
 
   // R rows and C vectors of N columns; the last of all vectors ends with the row.
-  template <int R, int C, int N>
+  // Those that are whole lines of the cache may go past it.
+  template <int R, int C, int N, bool kStream>
   static void RegisterBlock(const Step& s, const T* left, const T* right, int64_t right_stride,
                             T* out, int64_t column) {
     using Columns = Vector<T, N>;
@@ -56,21 +58,27 @@ struct DirectProduct {
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r, out += s.out_row_stride) {
 #pragma GCC unroll 4
-      for (int c = 0; c < C; ++c) StoreN<N>(out + at[c], sum[r][c]);
+      for (int c = 0; c < C; ++c) {
+        if constexpr (kStream) {
+          StreamLanes(out + at[c], sum[r][c]);
+        } else {
+          StoreN<N>(out + at[c], sum[r][c]);
+        }
+      }
     }
   }
 
-  template <int N>
+  template <int N, bool kStream = false>
   static void Product(const Step& s, const T* left, const T* right, int64_t right_stride, T* out) {
-    if constexpr (N > 2) {
+    if constexpr (N > 2 && !kStream) {
       if (s.columns < N) return Product<N / 2>(s, left, right, right_stride, out);
     }
     EvenParts<kColumns>((s.columns + N - 1) / N, [&](int64_t first, int64_t vectors) {
       WithConstant<kColumns>(vectors, [&](auto c) {
         EvenParts<MostRows(c)>(s.rows, [&](int64_t row, int64_t rows) {
           WithConstant<MostRows(c)>(rows, [&](auto r) {
-            RegisterBlock<r, c, N>(s, left + row * s.left_row_stride, right, right_stride,
-                                   out + row * s.out_row_stride, first * N);
+            RegisterBlock<r, c, N, kStream>(s, left + row * s.left_row_stride, right, right_stride,
+                                            out + row * s.out_row_stride, first * N);
           });
         });
       });
@@ -110,6 +118,8 @@ struct DirectProduct {
     };
     const Rows& out = block.outputs[s.array];
     T* scratch = static_cast<T*>(block.scratch);
+    constexpr int64_t kLine = kCacheLine / sizeof(T);
+    const bool whole_lines = s.columns % kLine == 0 && s.out_row_stride % kLine == 0;
     for (int64_t element = 0; element < block.count; ++element) {
       const T* right = tile(s.right_shared, s.right, element);
       int64_t right_stride = s.right_inner_stride;
@@ -118,8 +128,13 @@ struct DirectProduct {
         right = scratch;
         right_stride = s.columns;
       }
-      Product<W>(s, tile(s.left_shared, s.left, element), right, right_stride,
-                 reinterpret_cast<T*>(out.base + out.offsets[element]));
+      const T* left = tile(s.left_shared, s.left, element);
+      T* to = reinterpret_cast<T*>(out.base + out.offsets[element]);
+      if (block.stream && whole_lines && IsLine(to)) {
+        Product<W, true>(s, left, right, right_stride, to);
+      } else {
+        Product<W>(s, left, right, right_stride, to);
+      }
     }
   }
 };

@@ -9,12 +9,11 @@
 #include "half.h"
 #include "lanes.h"
 #include "matrix.h"
+#include "stream.h"
 #include "value.h"
 
 namespace jaxmagma::JAXMAGMA_ISA {
 namespace {
-
-constexpr int64_t kCacheLine = 64;
 
 // `T` is the real type of the arithmetic, `Stored` that of the arrays.
 template <typename T, bool kComplex, typename Stored = T>
@@ -100,6 +99,39 @@ struct Machine {
     }
   }
 
+  // Whether the rows of a vector of elements are one after the other.
+  static bool InOneRun(const Step& s, const Rows& rows, int64_t lane) {
+    const int64_t* offset = rows.offsets + lane;
+    bool one = true;
+    for (int64_t j = 1; j < W; ++j) {
+      one &= offset[j] == offset[0] + j * s.count * static_cast<int64_t>(sizeof(T));
+    }
+    return one;
+  }
+
+  // As StoreRows, past the caches.
+  static void StreamRows(const Step& s, const T* from, Rows rows, T* staged, int64_t plane) {
+    for (int64_t lane = 0; lane < plane; lane += W, from += W) {
+      T* to = reinterpret_cast<T*>(rows.base + rows.offsets[lane]);
+      const bool stream = InOneRun(s, rows, lane);
+      T* row[W];
+      if (stream) {
+        T* const first = LikeInLine(staged, to);
+        for (int j = 0; j < W; ++j) row[j] = first + j * s.count;
+      } else {
+        RowPointers(rows, lane, row);
+      }
+      ForPieces<kPiece<T>, kPlanes>(0, s.count, [&](auto piece, int64_t column) {
+        constexpr int C = piece;
+        Lanes<T> x[C];
+#pragma GCC unroll 16
+        for (int c = 0; c < C; ++c) x[c] = LoadLanes(from + (column + c) * plane);
+        StoreColumns<T, C>(row, column, x);
+      });
+      if (stream) Stream(row[0], to, W * s.count);
+    }
+  }
+
   static void StoreOutput(const Step& s, const T* from, const Block& block, int64_t plane) {
     const Rows& rows = block.outputs[s.array];
     T* sum = static_cast<T*>(block.sums[s.array]);
@@ -107,6 +139,7 @@ struct Machine {
     if (rows.offsets && sum) {
       StoreRows<false>(s, from, rows, staged, plane);
     } else if (rows.offsets) {
+      if (!kConverts && block.stream) return StreamRows(s, from, rows, staged, plane);
       StoreRows<kConverts>(s, from, rows, staged, plane);
     } else if (sum) {
       AddTo(from, s.count * (plane / W), sum);
@@ -256,6 +289,7 @@ extern const Kernels kKernels = {
      Machine<float, false, BFloat16>::Run},
     {nullptr, nullptr, nullptr, nullptr, WidenAll<Float16>, WidenAll<BFloat16>},
     {nullptr, nullptr, nullptr, nullptr, NarrowAll<Float16>, NarrowAll<BFloat16>},
+    FinishStreams,
 };
 
 }  // namespace jaxmagma::JAXMAGMA_ISA

@@ -71,12 +71,13 @@ struct Rows {
 struct Block {
   int64_t count;  // elements; lanes from there on are copies of the last one
   void* scratch;
-  void* staged;        // rows of 16-bit operands in 32 bits
+  void* staged;        // rows of 16-bit operands in 32 bits, or results on their way
   const void* shared;  // the memory all elements share
   const void* panels;  // shared left operands, packed
   const Rows* inputs;
   const Rows* outputs;
   void* const* sums;
+  bool stream;  // results go past the caches
   const Range* ahead;
   int64_t ahead_count;
   int64_t ahead_lines;  // in all ranges together
@@ -92,6 +93,9 @@ struct Kernels {
   // Between an array and the type of the arithmetic; null where they are the same.
   void (*widen[6])(const void* from, float* to, int64_t count);
   void (*narrow[6])(const float* from, void* to, int64_t count);
+  // Follows the last block with `stream` before another thread may read results. It is too slow to
+  // follow each.
+  void (*finish_streams)();
 };
 
 #define JAXMAGMA_DECLARE_KERNELS(isa) \

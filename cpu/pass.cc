@@ -14,6 +14,9 @@ constexpr double kChunkNanoseconds = 20e3;
 constexpr int64_t kMostSummedChunks = 256;
 // Operands smaller than this are taken to be in the cache already.
 constexpr int64_t kCachedBytes = 512 << 10;
+// A pass over more than this leaves nothing in the last cache for who reads the results next, so
+// they need not go there. It is a common size; what the system says is wrong on virtual machines.
+constexpr int64_t kLastCacheBytes = 32 << 20;
 
 // A rough time for one element on one thread.
 double Nanoseconds(const Plan& plan) {
@@ -38,6 +41,13 @@ void AddLanes(T* to, T* from, int64_t n, int64_t lanes) {
     }
     to[i] += from[0];
   }
+}
+
+// The memory an operand takes; an axis that does not move in it repeats it.
+int64_t Bytes(const Operand& operand, const std::vector<Axis>& axes) {
+  int64_t bytes = operand.data ? operand.tile_bytes : 0;
+  for (size_t a = 0; a < axes.size(); ++a) bytes *= operand.strides[a] ? axes[a].extent : 1;
+  return bytes;
 }
 
 std::vector<int64_t> Extents(const std::vector<Axis>& axes) {
@@ -98,8 +108,12 @@ Pass::Pass(const Plan& plan, const Kernels& kernels, const Schedule& whole, cons
   for (size_t o = 0; o < targets_.size(); ++o) {
     if (targets_[o].mode == Target::kSum) partial_[o] = AllocateAligned(2 * chunks_ * SumBytes(o));
   }
-  int64_t bytes = 0;
-  for (const Operand& operand : finder_.operands()) bytes += operand.tile_bytes;
+  int64_t bytes = 0, all_bytes = 0;
+  for (const Operand& operand : finder_.operands()) {
+    bytes += operand.tile_bytes;
+    all_bytes += Bytes(operand, axes_);
+  }
+  stream_ = all_bytes > kLastCacheBytes;
   // Hardware prefetchers see what elements that are read one by one will read next.
   read_ahead_ = !plan_.direct() && bytes * elements_ > kCachedBytes;
 }
@@ -138,7 +152,8 @@ class Pass::Worker {
       longest = std::max(longest, operand.tile_bytes / plan_.stored_bytes());
     }
     const bool converts = plan_.stored_bytes() != plan_.value_bytes();
-    const int64_t staged = reserve(converts ? longest * lanes * plan_.value_bytes() : 0);
+    const int64_t staged =
+        reserve(converts || pass.stream_ ? longest * lanes * plan_.value_bytes() + kAlignment : 0);
     std::vector<int64_t> places;
     for (size_t o = 0; o < pass.targets_.size(); ++o) {
       // A tile for the sum, and one for each lane.
@@ -171,6 +186,7 @@ class Pass::Worker {
       std::swap(now_, next_);
     }
     for (size_t o = 0; o < sums_.size(); ++o) FinishSum(o);
+    if (pass_.stream_) pass_.kernels_.finish_streams();
   }
 
  private:
@@ -219,6 +235,7 @@ class Pass::Worker {
     block.inputs = now_.operands.data();
     block.outputs = outputs;
     block.sums = lane_sums_.data();
+    block.stream = pass_.stream_;
     if (pass_.read_ahead_) {
       block.ahead = next_.reads.data();
       block.ahead_count = static_cast<int64_t>(next_.reads.size());

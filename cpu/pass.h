@@ -62,7 +62,7 @@ class Pass {
   const std::vector<std::byte*> outputs_;
   const RowFinder finder_;
   int64_t elements_, chunk_, chunks_;
-  bool read_ahead_;
+  bool read_ahead_, stream_;
   std::vector<AlignedBytes> partial_;  // of each summed output, two tiles a chunk
 };
 

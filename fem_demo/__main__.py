@@ -1,21 +1,24 @@
 """The command line: ``python -m fem_demo [PROBLEM] [options]``, see ``--help``."""
 
 import json
-import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import jax
 
-from fem_demo.arguments import command_line
-from fem_demo.rates import rates
-from fem_demo.simulation import Configuration, Observation, Simulation
+from fem_demo.animation import Film
+from fem_demo.arguments import command_line, writable_directory, writable_file
+from fem_demo.checkpoint import load_checkpoint, save_checkpoint
+from fem_demo.picture import Plane, save_picture
+from fem_demo.rates import Rates, rates, table
+from fem_demo.simulation import Configuration, Observation, Simulation, Stop
+from fem_demo.vtk import save_vtk
 
 
 def _configuration(arguments: Namespace) -> Configuration:
@@ -34,26 +37,30 @@ def _choose_platform(platform: str | None) -> None:
             raise ValueError("--platform gpu: JAX finds no GPU") from error
 
 
-def _writable_directory(directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        probe = directory / f".writable-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(f"cannot write to directory {directory}: {error.strerror}") from error
-
-
-def _check_outputs(arguments: Namespace) -> None:
+def _check_outputs(arguments: Namespace, dim: int | None) -> None:
     """Everything that would go wrong after the run, before it."""
-    if arguments.plot and find_spec("matplotlib") is None:
-        raise ValueError("--plot needs matplotlib: pip install 'jaxmagma[demo]', or use --no-plot")
-    if arguments.plot or arguments.vtk:
-        _writable_directory(arguments.out)
-    if arguments.json is not None:
-        if arguments.json.is_dir():
-            raise ValueError(f"cannot write {arguments.json}: it is a directory")
-        _writable_directory(arguments.json.parent)
+    for option in ("plot", "animate"):
+        if getattr(arguments, option) and find_spec("matplotlib") is None:
+            leave = "use --no-plot" if option == "plot" else "leave it out"
+            raise ValueError(
+                f"--{option} needs matplotlib: pip install 'jaxmagma[demo]', or {leave}"
+            )
+    if arguments.cut is not None and dim != 3:
+        raise ValueError("--cut needs three dimensions")
+    if arguments.animate and dim == 1:
+        raise ValueError("--animate needs two or three dimensions")
+    if arguments.plot or arguments.animate or arguments.vtk:
+        writable_directory(arguments.out)
+    if arguments.checkpoint_every is not None:
+        if arguments.checkpoint is None:
+            raise ValueError("--checkpoint-every needs --checkpoint FILE")
+        if arguments.checkpoint_every < 1:
+            raise ValueError(
+                f"checkpoint-every must be at least 1, got {arguments.checkpoint_every}"
+            )
+    for file in (arguments.json, arguments.checkpoint):
+        if file is not None:
+            writable_file(file)
 
 
 @contextmanager
@@ -86,16 +93,17 @@ def _progress_bar(simulation: Simulation) -> Iterator[Callable[[Observation], No
         yield report
 
 
-def summary(simulation: Simulation, with_rates: bool = True) -> dict[str, Any]:
+def summary(simulation: Simulation, measured: Rates) -> dict[str, Any]:
     """The result of a run as plain numbers."""
     c, o = simulation.configuration, simulation.observation()
-    out: dict[str, Any] = {
+    return {
         "problem": c.problem,
         "dim": c.dim,
         "order": c.order,
         "refine": c.refine,
         "mesh": c.mesh,
         "integrator": c.integrator,
+        "assembly": c.assembly,
         "platform": jax.tree.leaves(simulation.progress)[0].device.platform,
         "step": o.step,
         "repeats": o.repeats,
@@ -110,43 +118,68 @@ def summary(simulation: Simulation, with_rates: bool = True) -> dict[str, Any]:
         "dofs_h1": simulation.dofs_h1,
         "dofs_l2": simulation.dofs_l2,
         "wall_s": simulation.wall_s,
+        "rates": measured.rate._asdict(),
+        "phase_seconds": measured.seconds._asdict(),
     }
-    if with_rates:
-        out["rates"] = rates(simulation)._asdict()
-    return out
 
 
 def _run(arguments: Namespace) -> None:
     configuration = _configuration(arguments)
-    _check_outputs(arguments)
+    _check_outputs(arguments, configuration.dim)
+    plane = None if arguments.cut is None else Plane.parse(arguments.cut)
     _choose_platform(arguments.platform)
     jax.config.update("jax_enable_x64", True)
 
     simulation = Simulation(configuration)
+    if arguments.restart is not None:
+        load_checkpoint(simulation, arguments.restart)
+    stops = []
+    if arguments.checkpoint_every is not None:
+        keep = partial(save_checkpoint, simulation, arguments.checkpoint)
+        stops.append(Stop(keep, every_steps=arguments.checkpoint_every))
+    film = Film(simulation, plane) if arguments.animate else None
+    if film is not None:
+        stops.append(film.stop)
+
     with _progress_bar(simulation) as report:
-        final = simulation.run(report)
+        final = simulation.run(report, stops=stops)
     print(
         f"step {final.step}, t = {final.t:.6g}, dt = {final.dt:.6f}, |e| = {final.e_norm:.10e}, "
         f"energy change = {simulation.energy_change():.3e}, {simulation.wall_s:.1f} s"
     )
+    if arguments.checkpoint is not None:
+        save_checkpoint(simulation, arguments.checkpoint)
+        print(f"checkpoint: {arguments.checkpoint}")
+    _write_pictures(arguments, simulation, final, plane, film)
+    if arguments.rates or arguments.json is not None:
+        measured = rates(simulation)
+        print(table(measured))
+        if arguments.json is not None:
+            result = summary(simulation, measured)
+            arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+            print(f"json: {arguments.json}")
+
+
+def _write_pictures(
+    arguments: Namespace,
+    simulation: Simulation,
+    final: Observation,
+    plane: Plane | None,
+    film: Film | None,
+) -> None:
+    stem = arguments.out / simulation.configuration.problem
     if arguments.plot:
-        from fem_demo.picture import save_picture
-
-        picture = arguments.out / f"{configuration.problem}.png"
-        save_picture(simulation, final, picture)
+        picture = stem.with_suffix(".png")
+        save_picture(simulation, final, picture, plane)
         print(f"picture: {picture}")
+    if film is not None:
+        animation = stem.with_suffix(".gif")
+        film.save(animation)
+        print(f"animation: {animation}")
     if arguments.vtk:
-        from fem_demo.vtk import save_vtk
-
-        file = arguments.out / f"{configuration.problem}.vtu"
+        file = stem.with_suffix(".vtu")
         save_vtk(simulation, final, file)
         print(f"vtk: {file}")
-    if arguments.json is not None:
-        result = summary(simulation)
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-        each = ", ".join(f"{name} {value:.3g}" for name, value in result["rates"].items())
-        print(f"rates (millions per second): {each}")
-        print(f"json: {arguments.json}")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,6 +1,7 @@
-"""The options of the command line."""
+"""The options of the command line, and what they may name."""
 
 import argparse
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
@@ -8,7 +9,7 @@ from typing import NoReturn
 from fem_demo.integrators import INTEGRATORS
 from fem_demo.mesh import COARSE_MESHES
 from fem_demo.problems import PROBLEMS
-from fem_demo.simulation import Configuration
+from fem_demo.simulation import ASSEMBLIES, Configuration
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -16,6 +17,23 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def writable_directory(directory: Path) -> None:
+    """Makes it if need be; ValueError if that fails, or if nothing can be written to it."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe = directory / f".writable-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(f"cannot write to directory {directory}: {error.strerror}") from error
+
+
+def writable_file(file: Path) -> None:
+    if file.is_dir():
+        raise ValueError(f"cannot write {file}: it is a directory")
+    writable_directory(file.parent)
 
 
 class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
@@ -48,6 +66,7 @@ def command_line() -> argparse.ArgumentParser:
     add("--mesh", metavar="NAME", help=", ".join(COARSE_MESHES))
     add("--t-final", type=float, metavar="T", help="the time to end at")
     add("--integrator", metavar="NAME", help=" or ".join(INTEGRATORS))
+    add("--assembly", metavar="NAME", help="of the solves: " + " or ".join(ASSEMBLIES))
     add("--cfl", type=float, metavar="C", help="time step over the stable one")
     add("--e0", type=float, metavar="E0", help="energy of the blast, in all orthants together")
     add("--cg-tol", type=float, metavar="TOL", help="relative tolerance of the solves")
@@ -55,13 +74,19 @@ def command_line() -> argparse.ArgumentParser:
     add("--max-steps", type=int, metavar="N", help="end after N steps, if not at T before")
     add("--platform", choices=("cpu", "gpu"), help="default: whatever there is")
     add("--out", type=Path, metavar="DIR", default=Path("fem_demo_output"), help="for the files")
+    add("--checkpoint", type=Path, metavar="FILE", help="write the run's state, to go on from")
+    add("--checkpoint-every", type=int, metavar="N", help="every N steps, not only at the end")
+    add("--restart", type=Path, metavar="FILE", help="go on from a checkpoint of the same run")
+    add("--rates", action="store_true", help="measure and print the rates of the phases")
     add("--json", type=Path, metavar="FILE", help="write a summary, with the rates of the phases")
     add(
         "--plot",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="a picture of the density on the curved mesh",
+        help="a picture of density, speed and energy on the curved mesh",
     )
+    add("--cut", metavar="AXIS=X", help="in 3D: the section with a plane, as z=0.5")
+    add("--animate", action="store_true", help="an animated picture of the density")
     add("--vtk", action="store_true", help="a file for ParaView")
     parser.set_defaults(**asdict(Configuration()))
     return parser

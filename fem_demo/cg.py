@@ -1,4 +1,8 @@
-"""Preconditioned conjugate gradients for several right-hand sides at once."""
+"""Preconditioned conjugate gradients for several right-hand sides at once.
+
+The solution is differentiable by the implicit function theorem: the derivative of A^-1 b along db
+is A^-1 db, another solve of the same kind, whatever iterations led to it.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -6,6 +10,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+
+Operator = Callable[[jax.Array], jax.Array]
 
 
 class Solution(NamedTuple):
@@ -23,19 +30,39 @@ class _Iterate(NamedTuple):
 
 
 def conjugate_gradients(
-    operator: Callable[[jax.Array], jax.Array],
+    operator: Operator,
     rhs: jax.Array,
     tolerance: jax.Array,
     max_iterations: jax.Array,
     inverse_diagonal: jax.Array | None = None,
 ) -> Solution:
-    """Solves ``operator(x[m]) = rhs[m]`` for each m, from x = 0.
+    """Solves ``operator(x)[m] = rhs[m]`` for each m, from x = 0.
 
     System m stops when (z, r) <= tolerance^2 (z0, r0), with z = r * inverse_diagonal.  All systems
     share each application of the operator, but each has its own coefficients and its own test: a
     system that has met it takes steps of length zero from then on, so its iterates are those it
     would have had alone.
+
+    The operator has to be symmetric and positive, where right-hand sides (and for derivatives also
+    cotangents of the solution) come from.
     """
+    x, iterations = lax.custom_linear_solve(
+        operator,
+        rhs,
+        lambda matvec, b: _iterate(matvec, b, tolerance, max_iterations, inverse_diagonal),
+        symmetric=True,
+        has_aux=True,
+    )
+    return Solution(x, iterations)
+
+
+def _iterate(
+    operator: Operator,
+    rhs: jax.Array,
+    tolerance: jax.Array,
+    max_iterations: jax.Array,
+    inverse_diagonal: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
     axes = tuple(range(1, rhs.ndim))
 
     def inner(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -80,4 +107,4 @@ def conjugate_gradients(
         jnp.zeros(rhs.shape[0], jnp.int64),
     )
     last = lax.while_loop(unfinished, advance, start)
-    return Solution(last.x, last.iterations)
+    return last.x, last.iterations

@@ -6,6 +6,11 @@
 
 F integrates the stress against velocity gradients.  Both mass matrices are constant in time, since
 every quadrature point carries its mass with it.
+
+All operators are applied without being assembled.  The solves come in two kinds: with *partial*
+assembly every component of the velocity has its own conjugate gradients and M_e is solved by them
+too; with *full* assembly the components are one system and M_e, which is block diagonal, has an
+exact inverse in every element.
 """
 
 from dataclasses import dataclass, field
@@ -13,10 +18,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fem_demo import operators
 from fem_demo.basis import ReferenceElement
-from fem_demo.cg import Solution, conjugate_gradients
+from fem_demo.cg import Operator, Solution, conjugate_gradients
 from fem_demo.physics import Material, respond
 from fem_demo.problems import Physics
 from fem_demo.spaces import Numbering, assemble, restrict
@@ -55,6 +61,7 @@ class Hydrodynamics:
     material: Material
     velocity_mass: jax.Array  # (e, points...), rho0(X) |J0| w with the density as a function
     inverse_diagonal: jax.Array  # (nodes,), of the full velocity mass matrix
+    energy_inverse: jax.Array | None  # (e, n, n), M_e^-1 with n = k^dim; with full assembly only
     gravity_force: jax.Array | None  # (dim, nodes), M_v times the acceleration
     controls: Controls
 
@@ -86,6 +93,7 @@ def point_data(hydro: Hydrodynamics, state: State) -> PointData:
         flat(energy),
         velocity_gradient,
         physics.vorticity_factor,
+        physics.smooth_viscosity,
     )
     heat = None
     if physics.planar_heat_source is not None and hydro.dim == 2:
@@ -93,8 +101,9 @@ def point_data(hydro: Hydrodynamics, state: State) -> PointData:
         source = flat(physics.planar_heat_source(x))
         heat = (material.weights * response.volume * source).reshape(energy.shape)
     stress = response.stress.reshape(*response.stress.shape[:2], *energy.shape)
-    time_step = hydro.controls.cfl / jnp.max(response.inverse_time_step)
-    return PointData(stress, heat, time_step)
+    # The step size controls the computation and is no part of the solution: no derivatives.
+    stable = lax.stop_gradient(jnp.max(response.inverse_time_step))
+    return PointData(stress, heat, hydro.controls.cfl / stable)
 
 
 def velocity_mass(hydro: Hydrodynamics, velocity: jax.Array) -> jax.Array:
@@ -110,23 +119,35 @@ def energy_mass(hydro: Hydrodynamics, energy: jax.Array) -> jax.Array:
 
 
 def solve_velocity(hydro: Hydrodynamics, rhs: jax.Array) -> Solution:
-    """M_v dv = rhs with the wall components held at zero; all components in one batch.
+    """M_v dv = rhs with the wall components held at zero.
 
     The direction of the solve vanishes on the walls, so zeroing the product there constrains the
-    operator.
+    operator; for the same reason masking the solution changes only its derivatives.
     """
-    free = hydro.numbering.free
-    return conjugate_gradients(
-        lambda v: free * velocity_mass(hydro, v),
-        free * rhs,
-        hydro.controls.cg_tolerance,
-        hydro.controls.cg_max_iterations,
-        hydro.inverse_diagonal[None],
-    )
+    free, controls = hydro.numbering.free, hydro.controls
+
+    def solve(operator: Operator, rhs: jax.Array, inverse_diagonal: jax.Array) -> Solution:
+        tolerance, limit = controls.cg_tolerance, controls.cg_max_iterations
+        return conjugate_gradients(operator, rhs, tolerance, limit, inverse_diagonal)
+
+    def constrained(v: jax.Array) -> jax.Array:
+        return free * velocity_mass(hydro, v)
+
+    if hydro.energy_inverse is None:
+        x, iterations = solve(constrained, free * rhs, hydro.inverse_diagonal[None])
+    else:  # all components are one system, with one test
+        together = hydro.inverse_diagonal[None, None]
+        x, iterations = solve(lambda v: constrained(v[0])[None], (free * rhs)[None], together)
+        x, iterations = x[0], jnp.broadcast_to(iterations, hydro.dim)
+    return Solution(free * x, iterations)
 
 
 def solve_energy(hydro: Hydrodynamics, rhs: jax.Array) -> Solution:
-    """M_e de = rhs, block diagonal but solved as one system without preconditioner."""
+    """M_e de = rhs: solved as one system without preconditioner, or by the inverse."""
+    if hydro.energy_inverse is not None:
+        flat = rhs.reshape(len(rhs), -1)  # (e, n)
+        x = jnp.einsum("eij,ej->ei", hydro.energy_inverse, flat).reshape(rhs.shape)
+        return Solution(x[None], jnp.ones(1, jnp.int64))
     return conjugate_gradients(
         lambda e: energy_mass(hydro, e),
         rhs[None],

@@ -1,5 +1,7 @@
 """From the functions of a problem to a discretisation and its initial state."""
 
+from functools import reduce
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -51,8 +53,20 @@ def _velocity(
     return nodal * np.asarray(numbering.free)
 
 
+def energy_mass_inverse(element: ReferenceElement, weights: np.ndarray) -> np.ndarray:
+    """The inverse of every element's B^T diag(weights) B: ``(e, n, n)``, n = k^dim."""
+    B = reduce(np.kron, [element.energy_values] * element.dim)  # (all points, n)
+    blocks = [(B.T * w.ravel()) @ B for w in weights]
+    return np.linalg.inv(np.stack(blocks))
+
+
 def discretise(
-    problem: Problem, mesh: BoxMesh, order: int, e0: float, controls: Controls
+    problem: Problem,
+    mesh: BoxMesh,
+    order: int,
+    e0: float,
+    controls: Controls,
+    full_assembly: bool,
 ) -> tuple[Hydrodynamics, State]:
     """The compiled functions' data for a problem on a (refined) mesh, and the initial state."""
     element = ReferenceElement(mesh.dim, order)
@@ -106,6 +120,9 @@ def discretise(
         material=material,
         velocity_mass=jnp.asarray(weights),
         inverse_diagonal=jnp.asarray(1 / diagonal),
+        energy_inverse=(
+            jnp.asarray(energy_mass_inverse(element, weights)) if full_assembly else None
+        ),
         gravity_force=gravity,
         controls=controls,
     )

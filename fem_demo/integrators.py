@@ -4,7 +4,12 @@ Row i of ``tableau`` says how the state after i+1 stages is made of the rates so
 
     S_{i+1} = S + dt sum_j tableau[i][j] k_j,        k_i = f(S_i),  S_0 = S,
 
-and the last row is the result.  RK2Avg is the midpoint table with one change: the energy and the
+and the last row is the result; the other rows and it are the a and b of a Butcher tableau.
+``rk2`` is the midpoint rule, ``rk3`` the strong-stability-preserving one of Shu and Osher (in
+Butcher's form), ``rk4`` the classical one, and ``rk6`` the sixth-order formula of Verner's "most
+efficient" 6(5) pair in eight stages.
+
+RK2Avg is the midpoint table with one change: the energy and the
 position move with the *average* of the old velocity and the velocity that the stage arrives at,
 
     V = v + (dt/2) dv,   k = (V, dv, M_e^-1 F^T V),
@@ -33,6 +38,7 @@ from fem_demo.hydrodynamics import (
 @dataclass(frozen=True)
 class Integrator:
     name: str
+    order: int  # of convergence
     tableau: tuple[tuple[float, ...], ...]
     average_velocity: bool = False
 
@@ -48,14 +54,38 @@ class Integrator:
         return matrix
 
 
+_VERNER_6 = (
+    (0.06,),
+    (0.019239962962962962, 0.07669337037037037),
+    (0.035975, 0, 0.107925),
+    (1.3186834152331484, 0, -5.042058063628562, 4.220674648395414),
+    (
+        -41.872591664327516, 0, 159.4325621631375, -122.11921356501003,
+        5.531743066200054,
+    ),
+    (
+        -54.430156935316504, 0, 207.06725136501848, -158.61081378459,
+        6.991816585950242, -0.018597231062203234,
+    ),
+    (
+        -54.66374178728198, 0, 207.95280625538936, -159.2889574744995,
+        7.018743740796944, -0.018338785905045722, -0.0005119484997882099,
+    ),
+    (
+        0.03438957868357036, 0, 0, 0.2582624555633503,
+        0.4209371189673537, 4.40539646966931, -176.48311902429865, 172.36413340141507,
+    ),
+)  # fmt: skip
+
 INTEGRATORS = {
     integrator.name: integrator
     for integrator in (
-        Integrator(
-            "rk4",
-            ((1 / 2,), (0, 1 / 2), (0, 0, 1), (1 / 6, 1 / 3, 1 / 3, 1 / 6)),
-        ),
-        Integrator("rk2avg", ((1 / 2,), (0, 1)), average_velocity=True),
+        Integrator("euler", 1, ((1,),)),
+        Integrator("rk2", 2, ((1 / 2,), (0, 1))),
+        Integrator("rk3", 3, ((1,), (1 / 4, 1 / 4), (1 / 6, 1 / 6, 2 / 3))),
+        Integrator("rk4", 4, ((1 / 2,), (0, 1 / 2), (0, 0, 1), (1 / 6, 1 / 3, 1 / 3, 1 / 6))),
+        Integrator("rk6", 6, _VERNER_6),
+        Integrator("rk2avg", 2, ((1 / 2,), (0, 1)), average_velocity=True),
     )
 }
 

@@ -90,6 +90,12 @@ def positive_or_one(a: jax.Array) -> jax.Array:
     return jnp.where(a > 0, a, 1.0)
 
 
+def square_root(a: jax.Array) -> jax.Array:
+    """sqrt(a), with the derivative 0 instead of infinity at 0: gas at rest is differentiable."""
+    zero = a == 0
+    return jnp.where(zero, 0.0, jnp.sqrt(jnp.where(zero, 1.0, a)))
+
+
 class Eigen(NamedTuple):
     """The ends of the spectrum of a symmetric matrix, and a vector of the lower one.
 
@@ -109,7 +115,7 @@ def _eigen_2(a: jax.Array, b: jax.Array, d: jax.Array) -> Eigen:
     d + t b, the vectors (1, -t) and (t, 1).
     """
     h = 0.5 * (d - a)
-    t = jnp.where(h < 0, -b, b) / positive_or_one(jnp.abs(h) + jnp.sqrt(h * h + b * b))
+    t = jnp.where(h < 0, -b, b) / positive_or_one(jnp.abs(h) + square_root(h * h + b * b))
     one = jnp.ones_like(t)
     first, second = a - t * b, d + t * b
     vector = choose(first <= second, [one, -t], [t, one])
@@ -138,7 +144,7 @@ def _eigen_3(A: Matrix) -> Eigen:
     """
     q = (A[0][0] + A[1][1] + A[2][2]) / 3
     shifted = [[A[i][j] - q if i == j else A[i][j] for j in range(3)] for i in range(3)]
-    p = jnp.sqrt(total([squared_norm(row) for row in shifted]) / 6)
+    p = square_root(total([squared_norm(row) for row in shifted]) / 6)
     B = [[a / positive_or_one(p) for a in row] for row in shifted]
     r = jnp.clip(0.5 * determinant(B, adjugate(B)), -1.0, 1.0)
     z = jnp.where(r < 0, -1.0, 1.0) * _isolated_root(jnp.abs(r))

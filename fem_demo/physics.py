@@ -11,6 +11,10 @@ of the velocity and m = rho0 |J0| w the mass that the point carries for ever:
     sigma = -p I + nu D
     1/dt  = c_s / h_min + 2.5 nu / (rho h_min^2),  h_min = smallest singular value of J over k
     S     = w |J| sigma J^-T = w sigma adj(J)^T    what the force integrates
+
+As a function of the state, nu jumps where a point starts to expand ([compression] is almost a
+step) and where the eigenvalues of D cross (s turns by a right angle).  The *smooth* viscosity, for
+derivatives through a run, has a wide step and the mean stretch h = h0 ||J J0^-1||_F / sqrt(dim).
 """
 
 from typing import NamedTuple
@@ -26,7 +30,9 @@ from fem_demo.matrices import (
     determinant,
     eigen,
     largest_singular_value,
+    multiply,
     positive_or_one,
+    square_root,
     squared_norm,
     stack,
     total,
@@ -37,6 +43,7 @@ from fem_demo.matrices import (
 
 # The linear viscosity term is on for mu <= SWITCH and off for mu >= 3 SWITCH, on an absolute scale.
 SWITCH = 1e-12
+SMOOTH_SWITCH = 0.1
 
 
 class Material(NamedTuple):
@@ -55,9 +62,9 @@ class Response(NamedTuple):
     volume: jax.Array  # (points,), |J|
 
 
-def compression(mu: jax.Array) -> jax.Array:
-    """1 for mu <= SWITCH, 0 for mu >= 3 SWITCH, a smooth cubic in between."""
-    y = jnp.clip((mu - SWITCH) / (2 * SWITCH), 0.0, 1.0)
+def compression(mu: jax.Array, switch: float) -> jax.Array:
+    """1 for mu <= switch, 0 for mu >= 3 switch, a smooth cubic in between."""
+    y = jnp.clip((mu - switch) / (2 * switch), 0.0, 1.0)
     return 1 - (3 - 2 * y) * y * y
 
 
@@ -67,20 +74,27 @@ def kinematic_viscosity(
     velocity_gradient: Matrix,
     sound: jax.Array,
     vorticity_factor: bool,
+    smooth: bool,
 ) -> jax.Array:
     """nu / rho."""
     n = range(len(jacobian))
     L = velocity_gradient
     mu, s, _ = eigen([[0.5 * (L[i][j] + L[j][i]) for j in n] for i in n])
-    stretched = apply(jacobian, apply(unstack(material.inverse_jacobian), s))
-    h = material.length * jnp.sqrt(squared_norm(stretched) / squared_norm(s))
+    if smooth:
+        stretch = multiply(jacobian, unstack(material.inverse_jacobian))
+        square = total([squared_norm(row) for row in stretch]) / len(jacobian)
+    else:
+        stretched = apply(jacobian, apply(unstack(material.inverse_jacobian), s))
+        square = squared_norm(stretched) / squared_norm(s)
+    h = material.length * jnp.sqrt(square)
 
     psi = jnp.ones_like(mu)
     if vorticity_factor:  # less viscosity where the flow turns rather than compresses
-        norm = jnp.sqrt(total([squared_norm(row) for row in L]))
+        norm = square_root(total([squared_norm(row) for row in L]))
         trace = jnp.abs(total([L[i][i] for i in n]))
         psi = jnp.where(norm > 0, trace / positive_or_one(norm), 1.0)
-    return h * (2 * h * jnp.abs(mu) + 0.5 * sound * psi * compression(mu))
+    gate = compression(mu, SMOOTH_SWITCH if smooth else SWITCH)
+    return h * (2 * h * jnp.abs(mu) + 0.5 * sound * psi * gate)
 
 
 def respond(
@@ -90,6 +104,7 @@ def respond(
     energy: jax.Array,
     reference_velocity_gradient: jax.Array | None,
     vorticity_factor: bool = False,
+    smooth_viscosity: bool = False,
 ) -> Response:
     """The response of each point; without a velocity gradient there is no viscosity.
 
@@ -103,7 +118,7 @@ def respond(
     inverse_det = 1 / det
     energy = jnp.maximum(energy, 0.0)
     specific_pressure = (material.gamma - 1) * energy  # p / rho
-    sound = jnp.sqrt(material.gamma * specific_pressure)
+    sound = square_root(material.gamma * specific_pressure)
     # The singular values of adj(J) are the products of all but one singular value of J, so
     # 1/h_min comes from the largest of them, which suffers no cancellation however flat J is.
     inverse_h = order * largest_singular_value(adj) * jnp.abs(inverse_det)
@@ -117,7 +132,7 @@ def respond(
     else:
         terms = [reference_velocity_gradient[g][:, None] * cofactors[g][None] for g in directions]
         L = total(terms) * inverse_det[None, None]  # (c, m, points)
-        nu = kinematic_viscosity(material, J, unstack(L), sound, vorticity_factor)
+        nu = kinematic_viscosity(material, J, unstack(L), sound, vorticity_factor, smooth_viscosity)
         inverse_time_step = inverse_time_step + 2.5 * nu * inverse_h**2
         twice_D = L + jnp.swapaxes(L, 0, 1)
         half_nu = 0.5 * weighted_density * nu

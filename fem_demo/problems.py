@@ -31,12 +31,15 @@ class Setting:
 class Physics:
     """Which terms the equations have; a static argument of the compiled functions.
 
+    ``smooth_viscosity`` replaces what is almost or quite discontinuous in the viscosity, for
+    derivatives; it is not part of any test problem.
     ``vorticity_factor`` reduces the viscosity where the flow turns rather than compresses.
     ``planar_heat_source`` is added to the energy equation in two dimensions, per volume; it is
     evaluated on the moving mesh.
     """
 
     viscous: bool = True
+    smooth_viscosity: bool = False
     vorticity_factor: bool = False
     planar_heat_source: Callable[[jax.Array], jax.Array] | None = None
 

@@ -47,12 +47,19 @@ class PhaseSeconds(NamedTuple):
     update_quad_data: float
 
 
-class Rates(NamedTuple):
+class Phases(NamedTuple):
+    """One number for each phase of a run."""
+
     cg_h1: float
     cg_l2: float
     forces: float
     update_quad_data: float
     major_kernels: float
+
+
+class Rates(NamedTuple):
+    rate: Phases  # in millions per second
+    seconds: Phases  # that the run spent, by the cost of one sweep or evaluation
 
 
 def _waves(shape: tuple[int, ...]) -> jax.Array:
@@ -119,9 +126,10 @@ def phase_seconds(simulation: Simulation) -> PhaseSeconds:
     solving = replace(hydro, controls=endless)
     v, e = _waves(p.state.v.shape), _waves(p.state.e.shape)
     waves = p._replace(state=p.state._replace(v=v, e=e))
+    energy_iterations = SOLVE_ITERATIONS if hydro.energy_inverse is None else 1
     return PhaseSeconds(
         cg_h1=_seconds_per_round(solving, waves, _cg_h1) / SOLVE_ITERATIONS,
-        cg_l2=_seconds_per_round(solving, waves, _cg_l2) / SOLVE_ITERATIONS,
+        cg_l2=_seconds_per_round(solving, waves, _cg_l2) / energy_iterations,
         forces=_seconds_per_round(hydro, p, _forces),
         update_quad_data=_seconds_per_round(hydro, p, _update_quad_data),
     )
@@ -148,9 +156,33 @@ def rates(simulation: Simulation, cost: PhaseSeconds | None = None) -> Rates:
         cost.update_quad_data * updates,
     )
 
+    major = (0, 2, 3)  # the energy solve is not one of them
+
     def rate(*phases: int) -> float:
         """Of some phases together; a phase that did nothing, in a run without steps, has rate 0."""
         seconds = sum(times[i] for i in phases)
         return sum(amounts[i] for i in phases) / seconds if seconds > 0 else 0.0
 
-    return Rates(rate(0), rate(1), rate(2), rate(3), major_kernels=rate(0, 2, 3))
+    return Rates(
+        Phases(rate(0), rate(1), rate(2), rate(3), major_kernels=rate(*major)),
+        Phases(*times, major_kernels=sum(times[i] for i in major)),
+    )
+
+
+LABELS = {
+    "cg_h1": ("CG (H1)", "megadofs x CG iterations / second"),
+    "cg_l2": ("CG (L2)", "megadofs x CG iterations / second"),
+    "forces": ("Forces", "megadofs x evaluations / second"),
+    "update_quad_data": ("UpdateQuadData", "megaquads x evaluations / second"),
+    "major_kernels": ("Major kernels", "megadofs x evaluations / second, without CG (L2)"),
+}
+
+
+def table(measured: Rates) -> str:
+    """The rates for people to read: phase, time and rate."""
+    rate, seconds = measured.rate._asdict(), measured.seconds._asdict()
+    lines = [
+        f"{label:<15} {seconds[name]:>9.3f} s {rate[name]:>10.3f} {unit}"
+        for name, (label, unit) in LABELS.items()
+    ]
+    return "\n".join(lines)

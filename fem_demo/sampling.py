@@ -19,6 +19,10 @@ class Samples(NamedTuple):
     density: np.ndarray  # (e, points...)
     pressure: np.ndarray  # (e, points...)
 
+    @property
+    def speed(self) -> np.ndarray:
+        return np.sqrt(np.sum(self.velocity**2, axis=0))
+
 
 def sample(simulation: Simulation, points: list[np.ndarray]) -> Samples:
     """The present fields on the grid with the reference coordinates ``points``, as (z, y, x).

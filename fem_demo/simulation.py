@@ -1,12 +1,13 @@
 """A run: configuration, the time loop with its accept/reject rule, and the summary.
 
 The loop is compiled as a whole.  Python hands it a number of attempts to make, sized to a fraction
-of a second, and looks at the result in between to draw the progress bar.
+of a second, and looks at the result in between to draw the progress bar, or to write a file.  Where
+it looks changes nothing in the run: no step is cut for it.
 """
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from fem_demo.mesh import BoxMesh, coarse_mesh
 from fem_demo.problems import Setting, find_problem
 
 
+ASSEMBLIES = ("partial", "full")
 MAX_ORDER = 8
 SECONDS_PER_CHUNK = 0.2
 SHRINK = 0.85  # of dt, when a step turns out to be longer than a stable one
@@ -42,6 +44,7 @@ class Configuration:
     mesh: str | None = None
     t_final: float | None = None
     integrator: str = "rk4"
+    assembly: str = "partial"
     cfl: float = 0.5
     e0: float = 1.0
     cg_tol: float = 1e-8
@@ -49,9 +52,15 @@ class Configuration:
     max_steps: int | None = None
 
     def resolved(self) -> "Configuration":
-        """The same with every None but ``max_steps`` filled in; raises ValueError on bad input."""
+        """The same with every None but ``max_steps`` filled in; raises ValueError on bad input.
+
+        In one dimension the assembly is always full.
+        """
         problem = find_problem(self.problem)
         find_integrator(self.integrator)
+        if self.assembly not in ASSEMBLIES:
+            known = " and ".join(ASSEMBLIES)
+            raise ValueError(f"unknown assembly {self.assembly!r}; there are {known}")
         for name, value, least in (("order", self.order, 1), ("cg-max-iter", self.cg_max_iter, 1)):
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
@@ -79,6 +88,7 @@ class Configuration:
             self,
             dim=dim,
             mesh=mesh.name if mesh else setting.mesh,
+            assembly="full" if dim == 1 else self.assembly,
             refine=setting.refine if self.refine is None else self.refine,
             t_final=setting.t_final if self.t_final is None else self.t_final,
         )
@@ -147,15 +157,20 @@ def advance(
     progress: Progress,
     integrator: Integrator,
     t_final: jax.Array,
-    max_steps: jax.Array,
+    until_step: jax.Array,
+    until_t: jax.Array,
     attempts: jax.Array,
 ) -> Progress:
-    """Makes some attempts, fewer if it gets to ``t_final`` or ``max_steps`` or dt vanishes."""
+    """Makes some attempts, fewer if dt vanishes or the run gets to ``t_final`` or one of ``until``.
+
+    Only ``t_final`` cuts a step; the step that passes ``until_t`` is made in full.
+    """
 
     def going(carry: tuple[jax.Array, Progress]) -> jax.Array:
         made, now = carry
         alive = now.dt > jnp.finfo(now.dt.dtype).eps
-        return (made < attempts) & ~now.finished & (now.steps < max_steps) & alive
+        wanted = (now.steps < until_step) & (now.t < until_t) & ~now.finished
+        return (made < attempts) & wanted & alive
 
     def body(carry: tuple[jax.Array, Progress]) -> tuple[jax.Array, Progress]:
         made, now = carry
@@ -189,6 +204,24 @@ class Observation(NamedTuple):
         return self.internal_energy + self.kinetic_energy
 
 
+@dataclass(frozen=True)
+class Stop:
+    """Something to do on the way: at every so many steps, or whenever so much time has passed."""
+
+    action: Callable[[], None]
+    every_steps: int | None = None
+    every_time: float | None = None
+
+    def next(self, step: int, t: float) -> tuple[float, float]:
+        """The first step and the first time after the present ones to stop at."""
+        step_due = t_due = math.inf
+        if self.every_steps is not None:
+            step_due = (step // self.every_steps + 1) * self.every_steps
+        if self.every_time is not None:
+            t_due = (math.floor(t / self.every_time) + 1) * self.every_time
+        return step_due, t_due
+
+
 class Simulation:
     """Sets a configuration up and runs it.  Needs float64 (``jax_enable_x64``)."""
 
@@ -206,7 +239,9 @@ class Simulation:
             jnp.asarray(c.cg_tol, jnp.float64),
             jnp.asarray(c.cg_max_iter, jnp.int64),
         )
-        self.hydro, initial = discretise(self.problem, self.mesh, c.order, c.e0, controls)
+        self.hydro, initial = discretise(
+            self.problem, self.mesh, c.order, c.e0, controls, c.assembly == "full"
+        )
         self.initial_positions = initial.x
         self.progress = begin(self.hydro, initial)
         self.start = self.observation()
@@ -234,16 +269,18 @@ class Simulation:
 
     def compile(self) -> None:
         """Compiles the time loop without making a step, so that ``wall_s`` is run time only."""
-        jax.block_until_ready(self._advance(0))
+        jax.block_until_ready(self._advance(0, math.inf, math.inf))
 
-    def _advance(self, attempts: int) -> Progress:
+    def _advance(self, attempts: int, until_step: float, until_t: float) -> Progress:
         limit = self.configuration.max_steps
+        until_step = min(until_step, np.iinfo(np.int64).max if limit is None else limit)
         return advance(
             self.hydro,
             self.progress,
             self.integrator,
             jnp.asarray(self.t_final, jnp.float64),
-            jnp.asarray(np.iinfo(np.int64).max if limit is None else limit, jnp.int64),
+            jnp.asarray(until_step, jnp.int64),
+            jnp.asarray(until_t, jnp.float64),
             jnp.asarray(attempts, jnp.int64),
         )
 
@@ -257,27 +294,39 @@ class Simulation:
         self,
         report: Callable[[Observation], None] | None = None,
         attempts_between_reports: int | None = None,
+        stops: Sequence[Stop] = (),
     ) -> Observation:
         """Runs to the end and returns the last observation; ``report`` sees those on the way.
 
         Without a number of attempts between them, the reports come several times per second.
+        ``wall_s`` is the time of the loop, without compilation, reports and stops.
         """
         self.compile()
         attempts = attempts_between_reports or 1
+        now = self.observation()
+        due = [stop.next(now.step, now.t) for stop in stops]
         while not self.done:
             began = time.perf_counter()
-            self.progress = jax.block_until_ready(self._advance(attempts))
+            until_step = min((step for step, _ in due), default=math.inf)
+            until_t = min((t for _, t in due), default=math.inf)
+            self.progress = jax.block_until_ready(self._advance(attempts, until_step, until_t))
             seconds = time.perf_counter() - began
             self.wall_s += seconds
+            made = now.step + now.repeats
             now = self.observation()
+            made = now.step + now.repeats - made
             if not (self.done or now.dt > np.finfo(np.float64).eps):
                 raise FloatingPointError(f"dt vanished at step {now.step}, t = {now.t:g}")
             if report is not None:
                 report(now)
+            for i, stop in enumerate(stops):
+                if now.step >= due[i][0] or now.t >= due[i][1]:
+                    stop.action()
+                    due[i] = stop.next(now.step, now.t)
             if attempts_between_reports is None:
-                fitting = int(SECONDS_PER_CHUNK * attempts / max(seconds, 1e-9))
+                fitting = int(SECONDS_PER_CHUNK * made / max(seconds, 1e-9))
                 attempts = max(1, min(4 * attempts, fitting))
-        return self.observation()
+        return now
 
     def energy_change(self) -> float:
         return abs(self.observation().energy - self.start.energy)

@@ -6,6 +6,10 @@ to round-off (``--tight``), where it does not.
 
 A row passes when the steps, the repeated steps and the printed dt agree and |e| differs relatively
 by at most 1e-10 (tight), or ten times the row's sensitivity to the tolerance (default).
+
+Rows 10 to 14 are short runs in three dimensions, of orders 1 to 4, that the published code was timed
+on.  Of these there are the eleven digits that it prints, with solves at the default tolerance; they
+are too short to depend on it.
 """
 
 import sys
@@ -18,13 +22,13 @@ from fem_demo.simulation import Configuration, Simulation
 
 
 TIGHT_TOLERANCE = 1e-10
-STANDARD_ROWS = (1, 2, 3, 6)
+PRINTED_TOLERANCE = 1e-10
 
 
 @dataclass(frozen=True)
 class Reference:
     step: int
-    repeats: int
+    repeats: int | None  # None: not published
     dt: float
     e_norm: float
 
@@ -34,11 +38,13 @@ class Row:
     number: int
     configuration: Configuration
     default: Reference
-    tight_e_norm: float  # steps, repeats and dt are the same
+    tight_e_norm: float | None  # steps, repeats and dt are the same; None: as the default
 
     @property
-    def sensitivity(self) -> float:
+    def sensitivity(self) -> float | None:
         """The relative change of |e| from the default to the tight solves."""
+        if self.tight_e_norm is None:
+            return None
         return abs(self.default.e_norm / self.tight_e_norm - 1)
 
 
@@ -46,12 +52,19 @@ def _row(
     number: int,
     configuration: Configuration,
     step: int,
-    repeats: int,
+    repeats: int | None,
     dt: float,
     e_norm: float,
-    tight: float,
+    tight: float | None,
 ) -> Row:
     return Row(number, configuration, Reference(step, repeats, dt, e_norm), tight)
+
+
+def _short(problem: str, order: int, refine: int, steps: int) -> Configuration:
+    return Configuration(
+        problem, mesh="cube01_hex", order=order, refine=refine, t_final=10.0, max_steps=steps,
+        integrator="rk2avg",
+    )  # fmt: skip
 
 
 ROWS = {
@@ -105,6 +118,11 @@ ROWS = {
             Configuration("rayleigh-taylor", mesh="rt2D", refine=1, t_final=4.0, order=4),
             2462, 49, 4.9934334821540e-05, 1.179284867979309e02, 1.179284868260197e02,
         ),
+        _row(10, _short("sedov", order=1, refine=4, steps=4), 4, None, 0.000123, 3.6226949753e3, None),
+        _row(11, _short("sedov", order=2, refine=3, steps=10), 10, None, 0.000171, 2.8165398761e3, None),
+        _row(12, _short("sedov", order=3, refine=3, steps=3), 3, None, 0.000059, 1.2454187015e4, None),
+        _row(13, _short("sedov", order=4, refine=2, steps=8), 8, None, 0.000168, 3.0481727577e3, None),
+        _row(14, _short("taylor-green", order=3, refine=2, steps=19), 19, None, 0.001370, 1.7614297288e4, None),
     )
 }  # fmt: skip
 
@@ -118,8 +136,9 @@ class Outcome:
 
     @property
     def reference(self) -> Reference:
-        e_norm = self.row.tight_e_norm if self.tight else self.row.default.e_norm
-        return replace(self.row.default, e_norm=e_norm)
+        if self.tight and self.row.tight_e_norm is not None:
+            return replace(self.row.default, e_norm=self.row.tight_e_norm)
+        return self.row.default
 
     @property
     def difference(self) -> float:
@@ -127,13 +146,15 @@ class Outcome:
 
     @property
     def tolerance(self) -> float:
+        if self.row.sensitivity is None:
+            return PRINTED_TOLERANCE
         return TIGHT_TOLERANCE if self.tight else 10 * self.row.sensitivity
 
     @property
     def passed(self) -> bool:
         same = (
             self.result.step == self.reference.step
-            and self.result.repeats == self.reference.repeats
+            and self.reference.repeats in (None, self.result.repeats)
             and f"{self.result.dt:.6f}" == f"{self.reference.dt:.6f}"
         )
         return same and self.difference <= self.tolerance
@@ -170,11 +191,11 @@ def main(argv: list[str] | None = None) -> int:
         nargs="*",
         type=int,
         metavar="ROW",
-        help=f"1 to {len(ROWS)} (default: {' '.join(map(str, STANDARD_ROWS))})",
+        help=f"1 to {len(ROWS)} (default: all)",
     )
     parser.add_argument("--tight", action="store_true", help="solves to round-off")
     arguments = parser.parse_args(argv)
-    rows = arguments.rows or STANDARD_ROWS
+    rows = arguments.rows or list(ROWS)
     for number in rows:
         if number not in ROWS:
             parser.error(f"there is no row {number}; the rows are 1 to {len(ROWS)}")

@@ -1,7 +1,6 @@
 """Differentiation and batching of programs: each is a program again, so each is one kernel again.
 
-A program's contractions are multilinear, and the only pointwise function so far is a sum, so the
-rules are those of polynomials.  For ``c = sum_k a b ...`` with tangents ``a', b', ...``
+A contraction is multilinear.  For ``c = sum_k a b ...`` with tangents ``a', b', ...``
 
     c' = sum_k a' b ... + sum_k a b' ... + ...
 
@@ -10,14 +9,57 @@ and the result have changed places:
 
     A = sum over the labels a does not have of  C b ...
 
-A label that ``a`` shared with nothing becomes a broadcast label of ``A``.  Sums over *batch* axes
-that a factor does not have are left to the program's outputs: every value below is one element's.
+A label that ``a`` shared with nothing becomes a broadcast label of ``A``.  Views are transposed by
+placing, and placing by views.  The tangent of a pointwise function is what JAX says it is for
+scalars; those that are linear have a transpose below.
+
+Sums over *batch* axes that a factor does not have are left to the program's outputs: every value
+below is one element's.  An output sums over the batch axes its value depends on, so a tangent must
+depend on the same ones as its primal; where it would not, ``first(tangent, primal)`` says it does.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from jaxmagma.program import Builder, Contract, ElementProgram, Input, Output
+import jax
+import numpy as np
+
+from jaxmagma.builder import Builder, letters
+from jaxmagma.functions import FUNCTIONS
+from jaxmagma.jaxpr import pointwise_rule
+from jaxmagma.program import (
+    Constant,
+    Contract,
+    ElementProgram,
+    Gather,
+    Input,
+    Map,
+    Operation,
+    Output,
+    Place,
+    View,
+)
+
+
+@dataclass(frozen=True)
+class Scattered:
+    """The cotangent of a gathered vector: values that belong at ``places``.
+
+    ``axes`` batch axes are the vector's own; those of the index follow.
+    """
+
+    places: Constant
+    axes: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """One output of a derived program: its position, and where it is added to, if not as it is."""
+
+    position: int
+    scattered: Scattered | None = None
 
 
 @dataclass(frozen=True)
@@ -25,48 +67,132 @@ class Derived:
     """A program made from another one.
 
     ``arguments`` are positions in the list of the original's arguments followed by its tangents or
-    cotangents; ``results`` gives for each output of the rule the position of its program output, or
-    None where it is zero; ``lost`` is that of :class:`jaxmagma.program.Built`.
+    cotangents; ``results`` gives for each output of the rule the parts it is the sum of, none where
+    it is zero; ``lost`` is that of :class:`jaxmagma.builder.Built`.
     """
 
     program: ElementProgram
     arguments: tuple[int, ...]
-    results: tuple[int | None, ...]
+    results: tuple[tuple[Part, ...], ...]
     lost: tuple[tuple[int, ...], ...]
+
+
+# ---- Tangents ------------------------------------------------------------------------------------
 
 
 def jvp(program: ElementProgram, active: Sequence[bool]) -> Derived | None:
     """The tangents of all outputs, given which arguments have tangents.
 
-    The derived program takes arguments and tangents; None if it is not a program.
+    The derived program takes arguments and tangents; None if all tangents are zero.
     """
-    if _adds_across_batches(program):
-        return None
     builder, numbers, arguments = _with_primals(program, [True] * len(active))
     tangents: dict[int, int] = {}
     names = _argument_numbers(program)
     for position, (number, is_active) in enumerate(zip(names, active, strict=True)):
-        if is_active:
+        if is_active and program.inputs[number].dtype.kind != "i":
             tangents[number] = builder.input(program.inputs[number])
             arguments[tangents[number]] = len(active) + position
     for number, operation in enumerate(program.operations, start=len(program.inputs)):
         numbers[number] = builder.copy(operation, numbers)
-        if isinstance(operation, Contract):
-            parts = []
-            for moved, (value, _) in enumerate(operation.terms):
-                if value in tangents:
-                    terms = [(numbers[v], labels) for v, labels in operation.terms]
-                    terms[moved] = (tangents[value], terms[moved][1])
-                    parts.append(builder.contract(terms, operation.output, operation.extents))
-        else:
-            parts = [tangents[value] for value in operation.operands if value in tangents]
-        if parts:
-            tangents[number] = builder.sum(parts)
+        if not any(value in tangents for value in operation.operands):
+            continue
+        tangent = _tangent(builder, operation, numbers, tangents)
+        if tangent is not None:
+            tangents[number] = _depending(builder, tangent, numbers[number])
     outputs = [
-        replace(out, value=tangents[out.value]) if out.value in tangents else None
+        [(replace(out, value=tangents[out.value]), None)] if out.value in tangents else []
         for out in program.outputs
     ]
     return _derived(builder, outputs, arguments)
+
+
+def _tangent(
+    builder: Builder,
+    operation: Operation,
+    numbers: Mapping[int, int],
+    tangents: Mapping[int, int],
+) -> int | None:
+    if isinstance(operation, Contract):
+        parts = []
+        for moved, (value, _) in enumerate(operation.terms):
+            if value in tangents:
+                terms = [(numbers[v], labels) for v, labels in operation.terms]
+                terms[moved] = (tangents[value], terms[moved][1])
+                parts.append(builder.contract(terms, operation.output, operation.extents))
+        return builder.sum(parts)
+    if isinstance(operation, Map):
+        return _map_tangent(builder, operation, numbers, tangents)
+    if isinstance(operation, View):
+        value = tangents[operation.operand]
+        return builder.view(value, operation.offset, operation.strides, operation.tile)
+    if isinstance(operation, Gather):
+        return builder.gather(
+            tangents[operation.vector], numbers[operation.index], operation.places
+        )
+    pieces = [(tangents[value], *where) for value, *where in operation.pieces if value in tangents]
+    return builder.place(pieces, operation.tile)  # type: ignore[arg-type]
+
+
+def _map_tangent(
+    builder: Builder,
+    operation: Map,
+    numbers: Mapping[int, int],
+    tangents: Mapping[int, int],
+) -> int | None:
+    active = tuple(value in tangents for value in operation.operands)
+    dtype = builder.dtype(numbers[operation.operands[0]])
+    rule = _scalar_jvp(operation.function, active, dtype)
+    values = [(numbers[value], labels) for value, labels in operation.terms]
+    values += [(tangents[value], labels) for value, labels in operation.terms if value in tangents]
+
+    def emit(function: str, *operands: tuple[int, str]) -> tuple[int, str]:
+        carried = "".join(labels for _, labels in operands)
+        output = "".join(x for x in operation.output if x in carried)
+        return builder.pointwise(function, operands, output, operation.extents), output
+
+    found = rule(emit, values, lambda x: (builder.constant(x), ""))
+    if found is None:
+        return None
+    value, labels = found
+    return builder.relabel(value, labels, operation.output, operation.extents)
+
+
+@functools.lru_cache(maxsize=1024)
+def _scalar_jvp(function: str, active: tuple[bool, ...], dtype: np.dtype) -> Callable[..., Any]:
+    """A rule ``(emit, operands and tangents) -> tangent`` for a function of scalars."""
+    evaluate = FUNCTIONS[function].evaluate
+    scalar = jax.ShapeDtypeStruct((), dtype)
+
+    def tangent(primals: Sequence[jax.Array], tangents: Sequence[jax.Array]) -> jax.Array:
+        def active_only(*values: jax.Array) -> jax.Array:
+            remaining = iter(values)
+            chosen = zip(primals, active, strict=True)
+            return evaluate(*(next(remaining) if is_active else x for x, is_active in chosen))
+
+        chosen = zip(primals, active, strict=True)
+        moving = tuple(x for x, is_active in chosen if is_active)
+        return jax.jvp(active_only, moving, tuple(tangents))[1]
+
+    jaxpr = jax.make_jaxpr(tangent)([scalar] * len(active), [scalar] * sum(active))
+    return pointwise_rule(jaxpr, dtype)
+
+
+def _depending(builder: Builder, value: int, like: int) -> int:
+    """The value, as one that depends on every batch axis that ``like`` depends on."""
+    if builder.batch(value) >= builder.batch(like):
+        return value
+    return builder.map("first", value, like)
+
+
+def _counted(builder: Builder, value: int, like: int) -> int:
+    """The same for a value of another tile."""
+    tile = builder.tile(value)
+    labels = letters(len(tile))
+    terms = [(value, labels), (builder.view(like, 0, (), ()), "")]
+    return builder.pointwise("first", terms, labels, dict(zip(labels, tile, strict=True)))
+
+
+# ---- Cotangents ----------------------------------------------------------------------------------
 
 
 def transpose(
@@ -78,8 +204,6 @@ def transpose(
     arguments and the cotangents and has one result for each linear argument; None if it is not a
     program.
     """
-    if _adds_across_batches(program):
-        return None
     builder, numbers, arguments = _with_primals(program, [not x for x in linear])
     names = _argument_numbers(program)
     for number, operation in enumerate(program.operations, start=len(program.inputs)):
@@ -93,32 +217,107 @@ def transpose(
             arguments[cotangent] = len(linear) + position
             pending.setdefault(out.value, []).append(cotangent)
 
+    gathered: dict[int, list[tuple[int, Gather]]] = {}
     first = len(program.inputs)
     for number in reversed(range(first, first + len(program.operations))):
         if number in numbers or number not in pending:
             continue
         operation, cotangent = program.operations[number - first], builder.sum(pending.pop(number))
-        if not isinstance(operation, Contract):
-            for value in operation.operands:
-                if value not in numbers:
-                    pending.setdefault(value, []).append(cotangent)
+        if isinstance(operation, Gather):
+            if operation.vector not in numbers:
+                gathered.setdefault(operation.vector, []).append((cotangent, operation))
             continue
+        for value, part in _cotangents(builder, operation, cotangent, numbers, program.tiles):
+            missing = program.batch[number] - program.batch[value] - builder.batch(part)
+            if missing and isinstance(operation, Map | Place):
+                # Terms with different batch axes are added: this one counts once per element.
+                like = [n for n in numbers.values() if builder.batch(n) >= missing]
+                if not like:
+                    return None
+                part = _counted(builder, part, like[0])
+            pending.setdefault(value, []).append(part)
+    outputs: list[list[tuple[Output, Scattered | None]]] = []
+    for number, is_linear in zip(names, linear, strict=True):
+        if not is_linear:
+            continue
+        parts: list[tuple[Output, Scattered | None]] = []
+        if number in pending:
+            total = builder.sum(pending[number])
+            parts.append((Output(total, program.inputs[number].batch), None))
+        for cotangent, gather in gathered.get(number, ()):
+            axes = program.inputs[gather.index].batch
+            own = program.inputs[number].batch
+            if set(axes) & set(own):
+                return None
+            scattered = Scattered(gather.places, len(own))
+            parts.append((Output(cotangent, own + axes), scattered))
+        outputs.append(parts)
+    return _derived(builder, outputs, arguments)
+
+
+def _cotangents(
+    builder: Builder,
+    operation: Operation,
+    cotangent: int,
+    numbers: Mapping[int, int],
+    tiles: Sequence[tuple[int, ...]],
+) -> list[tuple[int, int]]:
+    """What each linear operand of an operation gets; ``tiles`` are those of all values."""
+    found = []
+    if isinstance(operation, Contract):
         for moved, (value, labels) in enumerate(operation.terms):
             if value not in numbers:
                 others = [(v, x) for n, (v, x) in enumerate(operation.terms) if n != moved]
                 terms = [(numbers[v], x) for v, x in others]
-                part = builder.contract(
-                    [*terms, (cotangent, operation.output)], labels, operation.extents
-                )
-                pending.setdefault(value, []).append(part)
-    outputs = [
-        Output(builder.sum(pending[number]), program.inputs[number].batch)
-        if number in pending
-        else None
-        for number, is_linear in zip(names, linear, strict=True)
-        if is_linear
-    ]
-    return _derived(builder, outputs, arguments)
+                terms.append((cotangent, operation.output))
+                found.append((value, builder.contract(terms, labels, operation.extents)))
+    elif isinstance(operation, Map):
+        for moved, (value, labels) in enumerate(operation.terms):
+            if value not in numbers:
+                part = _map_cotangent(builder, operation, moved, cotangent, numbers)
+                if labels != operation.output:
+                    terms = [(part, operation.output)]
+                    part = builder.contract(terms, labels, operation.extents)
+                found.append((value, part))
+    elif isinstance(operation, View):
+        piece = (cotangent, operation.offset, operation.strides)
+        found.append((operation.operand, builder.place([piece], tiles[operation.operand])))
+    elif isinstance(operation, Place):
+        for value, offset, strides in operation.pieces:
+            if value not in numbers:
+                found.append((value, builder.view(cotangent, offset, strides, tiles[value])))
+    return found
+
+
+def _map_cotangent(
+    builder: Builder, operation: Map, moved: int, cotangent: int, numbers: Mapping[int, int]
+) -> int:
+    """The cotangent of one operand, with the labels of the result."""
+    function, output = operation.function, operation.output
+
+    def other(position: int) -> tuple[int, str]:
+        value, labels = operation.terms[position]
+        return numbers[value], labels
+
+    def made(function: str, *terms: tuple[int, str]) -> int:
+        return builder.pointwise(function, terms, output, operation.extents)
+
+    own = (cotangent, output)
+    if function in ("add", "first") or (function == "sub" and moved == 0):
+        return cotangent
+    if function in ("sub", "neg"):
+        return made("neg", own)
+    if function == "mul":
+        return made("mul", own, other(1 - moved))
+    if function == "div" and moved == 0:
+        return made("div", own, other(1))
+    if function == "select" and moved > 0:
+        zero = (builder.constant(np.zeros((), builder.dtype(cotangent))), "")
+        return made("select", other(0), *((own, zero) if moved == 1 else (zero, own)))
+    raise ValueError(f"{function} is not linear in operand {moved}")
+
+
+# ---- Batching ------------------------------------------------------------------------------------
 
 
 def batch(
@@ -166,9 +365,11 @@ def _with_primals(
 
 
 def _derived(
-    builder: Builder, outputs: Sequence[Output | None], arguments: dict[int, int]
+    builder: Builder,
+    results: Sequence[Sequence[tuple[Output, Scattered | None]]],
+    arguments: dict[int, int],
 ) -> Derived | None:
-    present = [out for out in outputs if out is not None]
+    present = [out for parts in results for out, _ in parts]
     if not present:
         return None
     built = builder.build(present)
@@ -176,19 +377,6 @@ def _derived(
     return Derived(
         built.program,
         tuple(arguments[n] for n in built.inputs if n in arguments),
-        tuple(None if out is None else next(order) for out in outputs),
+        tuple(tuple(Part(next(order), scattered) for _, scattered in parts) for parts in results),
         built.lost,
-    )
-
-
-def _adds_across_batches(program: ElementProgram) -> bool:
-    """Whether terms with different batch axes are added.
-
-    Summing such a value over a batch axis counts the poorer term once per element, which the
-    deferred sums of these rules would not see.  Only a vmap over the tangents alone makes one.
-    """
-    return any(
-        len({program.batch[value] for value in operation.operands}) > 1
-        for operation in program.operations
-        if not isinstance(operation, Contract)
     )

@@ -5,10 +5,9 @@ extent-1 broadcasting), decides which labels run over elements, contracts shared
 each other once, and hands over.  What should not become a program, ``jnp.einsum`` computes.
 """
 
-import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +17,10 @@ import numpy as np
 import opt_einsum
 
 from jaxmagma import primitive
+from jaxmagma.builder import Builder
+from jaxmagma.fallback import PlainCall, tell
 from jaxmagma.plan import contraction_order, plan
-from jaxmagma.program import Builder, Constant, ElementProgram, Input, Output
+from jaxmagma.program import Constant, ElementProgram, Input, Output
 from jaxmagma.subscripts import label_extents, parse
 
 
@@ -90,8 +91,7 @@ def einsum(
     )
     if isinstance(call, FusedCall):
         return call()
-    if (listener := _listener.value) is not None:
-        listener.calls.append(call)
+    tell(call)
     return jnp.einsum(
         subscripts,
         *operands,
@@ -114,30 +114,6 @@ class FusedCall:
     def __call__(self) -> jax.Array:
         (result,) = primitive.apply(self.program, *self.arguments)
         return self.finish(result)
-
-
-@dataclass(frozen=True)
-class PlainCall:
-    """Why plain JAX computes a call."""
-
-    reason: str
-
-
-class _Listener:
-    def __init__(self) -> None:
-        self.calls: list[PlainCall] = []
-
-
-# A new listener makes `jit` trace anew; what it traced before, it would not call again.
-_listener = jax.make_user_context(None)
-
-
-@contextlib.contextmanager
-def plain_calls() -> Iterator[list[PlainCall]]:
-    """Collects the calls in its body that are left to plain JAX."""
-    listener = _Listener()
-    with _listener(listener):
-        yield listener.calls
 
 
 def capture(

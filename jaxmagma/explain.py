@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmagma import roofline
-from jaxmagma.einsum import einsum, plain_calls
+from jaxmagma.einsum import einsum
+from jaxmagma.fallback import plain_calls
 from jaxmagma.lowering import lower
 from jaxmagma.lowering.kernel import Declined
 from jaxmagma.plan import Plan, Product, Rearrange, plan

@@ -19,18 +19,31 @@ in the middle work on the same fibres, which never leave the registers of a fuse
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import opt_einsum
 
-from jaxmagma.program import FUNCTIONS, Contract, ElementProgram
+from jaxmagma.builder import contraction, letters
+from jaxmagma.functions import FUNCTIONS
+from jaxmagma.program import (
+    Contract,
+    ElementProgram,
+    Gather,
+    Map,
+    Operation,
+    Place,
+    View,
+    moved,
+)
 
 
 # The extent the cost model gives to the batch: any number much larger than a tile.
 _MANY_ELEMENTS = 1 << 20
+# A contraction of more terms is not made of smaller ones.
+_MOST_MERGED = 8
 # Dynamic programming looks at up to 2**n subsets of n terms: a tenth of a second for this many.
 _MANY_TERMS = 10
 
@@ -132,18 +145,32 @@ class Rearrange:
 
 @dataclass(frozen=True)
 class Pointwise:
-    """``out[i] = function(operands[i]...)``."""
+    """``out[output] = function(operand[labels], ...)``.
+
+    An operand broadcasts along the labels of the output that it does not have, and has no others.
+    """
 
     function: str
     operands: tuple[int, ...]
-    shape: tuple[int, ...]
+    labels: tuple[str, ...]
+    output_labels: str
+    sizes: tuple[tuple[str, int], ...]
+
+    @cached_property
+    def extents(self) -> dict[str, int]:
+        return dict(self.sizes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.extents[label] for label in self.output_labels)
 
     @property
     def flops(self) -> int:
-        return FUNCTIONS[self.function][1] * math.prod(self.shape)
+        return FUNCTIONS[self.function].flops * math.prod(self.shape)
 
 
-Step = Product | Rearrange | Pointwise
+# Movement needs no planning: these operations are steps as they are, of tiles in place of values.
+Step = Product | Rearrange | Pointwise | View | Place | Gather
 
 
 @dataclass(frozen=True)
@@ -182,7 +209,9 @@ class Plan:
     @cached_property
     def on_chip(self) -> int:
         """The most values of one element that are alive at once."""
-        alive = [n for n in range(len(self.program.inputs)) if self.tiles[n].batched]
+        indexed = {x for step in self.steps if isinstance(step, Gather) for x in step.operands}
+        inputs = range(len(self.program.inputs))
+        alive = [n for n in inputs if self.tiles[n].batched and n not in indexed]
         most = sum(self.tiles[n].size for n in alive)
         for number, _ in self.numbered_steps():
             alive.append(number)
@@ -194,7 +223,12 @@ class Plan:
 @functools.lru_cache(maxsize=1024)
 def plan(program: ElementProgram) -> Plan:
     """Chooses the order of every contraction of ``program``."""
-    return _Planner(program).plan()
+    merged = _merged(program)
+    best = _Planner(program, merged).plan()
+    if merged != program.operations:
+        written = _Planner(program, program.operations).plan()
+        best = min(best, written, key=lambda x: x.flops)
+    return best
 
 
 @functools.lru_cache(maxsize=1024)
@@ -312,21 +346,77 @@ def _best_run(
     return min(itertools.permutations(range(len(matrices))), key=cost)
 
 
+# ---- Contractions of contractions ----------------------------------------------------------------
+
+
+def _merged(program: ElementProgram) -> tuple[Operation, ...]:
+    """The operations, every contraction of contractions written as one.
+
+    Its order is then ours to choose, and what several share is found again where it is the same
+    step.  Numbers of values stay; a contraction that nothing reads any more is a dead step.
+    """
+    first = len(program.inputs)
+    operations = list(program.operations)
+    for number, operation in enumerate(operations):
+        if not isinstance(operation, Contract) or len(operation.terms) < 2:
+            continue
+        for value in operation.operands:
+            inner = operations[value - first] if value >= first else None
+            if isinstance(inner, Contract) and _is_product(inner):
+                if operation.operands.count(value) > 1:
+                    continue
+                if len(operation.terms) + len(inner.terms) - 1 <= _MOST_MERGED:
+                    operation = _inlined(operation, value, inner)
+        operations[number] = operation
+    return tuple(operations)
+
+
+def _is_product(inner: Contract) -> bool:
+    """Whether a contraction is of several tiles, without diagonals and broadcasts."""
+    carried = "".join(labels for _, labels in inner.terms)
+    return (
+        len(inner.terms) > 1
+        and set(inner.output) <= set(carried)
+        and all(len(set(labels)) == len(labels) for _, labels in inner.terms)
+    )
+
+
+def _inlined(outer: Contract, value: int, inner: Contract) -> Contract:
+    """``outer`` with the terms of ``inner`` in place of its value."""
+    extents = dict(outer.extents)
+    (own,) = [labels for x, labels in outer.terms if x == value]
+    names = dict(zip(inner.output, own, strict=True))
+    spare = (x for n in range(1000) if (x := letters(n + 1)[-1]) not in extents)
+    for label, extent in inner.sizes:
+        if label not in names:
+            names[label] = next(spare)
+            extents[names[label]] = extent
+    terms: list[tuple[int, str]] = []
+    for x, labels in outer.terms:
+        if x == value:
+            terms += [(v, "".join(names[y] for y in labels)) for v, labels in inner.terms]
+        else:
+            terms.append((x, labels))
+    return contraction(terms, outer.output, extents)
+
+
 class _Planner:
-    def __init__(self, program: ElementProgram) -> None:
+    def __init__(self, program: ElementProgram, operations: Sequence[Operation]) -> None:
         self.program = program
+        self.operations = operations
         self.tiles = [Tile(x.tile, x.dtype, bool(x.batch)) for x in program.inputs]
         self.steps: list[Step] = []
         self.made: dict[Step, int] = {}
 
     def plan(self) -> Plan:
         values = list(range(len(self.program.inputs)))
-        for operation in self.program.operations:
+        for operation in self.operations:
             if isinstance(operation, Contract):
                 values.append(self.contract(operation, values))
+            elif isinstance(operation, Map):
+                values.append(self.add(_canonical_pointwise(operation, values)))
             else:
-                operands = tuple(values[value] for value in operation.operands)
-                values.append(self.add(Pointwise(operation.function, operands, operation.tile)))
+                values.append(self.add(renumbered(operation, values)))
         results = tuple(values[out.value] for out in self.program.outputs)
         return self._without_dead_steps(results)
 
@@ -398,9 +488,20 @@ class _Planner:
         return Plan(
             self.program,
             tuple(self.tiles[n] for n in [*range(first), *live]),
-            tuple(_renumbered(self.steps[n - first], numbers) for n in live),
+            tuple(renumbered(self.steps[n - first], numbers) for n in live),
             tuple(numbers[value] for value in results),
         )
+
+
+def _canonical_pointwise(operation: Map, values: Sequence[int]) -> Pointwise:
+    names = _canonical(operation.output)
+    return Pointwise(
+        operation.function,
+        tuple(values[value] for value in operation.operands),
+        tuple(_rename(labels, names) for _, labels in operation.terms),
+        _rename(operation.output, names),
+        tuple((new, operation.extents[old]) for old, new in names.items()),
+    )
 
 
 def _canonical(*labels: str) -> dict[str, str]:
@@ -446,11 +547,14 @@ def _replace_in_place(left: str, right: str, kept: Sequence[str]) -> str:
     return "".join(new + labels)
 
 
-def _renumbered(step: Step, numbers: dict[int, int]) -> Step:
+def renumbered(step: Step, numbers: Sequence[int] | Mapping[int, int]) -> Step:
+    """A step of other tiles."""
     if isinstance(step, Product):
         return replace(step, left=numbers[step.left], right=numbers[step.right])
     if isinstance(step, Rearrange):
         return replace(step, operand=numbers[step.operand])
+    if isinstance(step, View | Place | Gather):
+        return moved(step, numbers)
     return replace(step, operands=tuple(numbers[x] for x in step.operands))
 
 

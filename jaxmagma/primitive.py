@@ -12,18 +12,34 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
-from jaxmagma import calculus, partition, reference
+from jaxmagma import assembly, calculus, partition, reference
 from jaxmagma.lowering import lower
 from jaxmagma.lowering.kernel import Declined
-from jaxmagma.program import ElementProgram
+from jaxmagma.program import Constant, ElementProgram
 
 
 def apply(program: ElementProgram, *arguments: jax.Array) -> list[jax.Array]:
     """The outputs of ``program`` for arrays with the shapes of its arguments."""
     return program_p.bind(*partition.common_variance(arguments), program=program)
+
+
+def assemble(values: jax.Array, places: Constant, axes: int, shape: tuple[int, ...]) -> jax.Array:
+    """The vector of the given shape, with ``axes`` batch axes, that element values add up to."""
+    batch, (size, *components) = shape[:axes], shape[axes:]
+    values = jnp.broadcast_to(values, (*batch, *places.array.shape, *components))
+    if 0 in values.shape or 0 in shape:
+        return jnp.zeros(shape, values.dtype)
+    values = values.reshape(*batch, places.array.size, *components)
+    for stage in assembly.stages(places, size):
+        tile = values.shape[axes:]
+        (values,) = apply(
+            assembly.program(stage.table, tile, axes, np.dtype(values.dtype)), values, stage.index
+        )
+    return values
 
 
 program_p = Primitive("element_program")
@@ -114,12 +130,16 @@ def _apply_derived(
     """Applies a derived program, and broadcasts over the batch axes it no longer has."""
     values = apply(derived.program, *(arrays[n] for n in derived.arguments))
     results: list[Any | None] = []
-    for position, shape in zip(derived.results, shapes, strict=True):
-        if position is None:
-            results.append(None)
-        else:
-            value = jnp.expand_dims(values[position], derived.lost[position])
-            results.append(jnp.broadcast_to(value, shape))
+    for parts, shape in zip(derived.results, shapes, strict=True):
+        total = None
+        for part in parts:
+            value = jnp.expand_dims(values[part.position], derived.lost[part.position])
+            if part.scattered is None:
+                value = jnp.broadcast_to(value, shape)
+            else:
+                value = assemble(value, part.scattered.places, part.scattered.axes, shape)
+            total = value if total is None else total + value
+        results.append(total)
     return results
 
 

@@ -9,7 +9,7 @@ Values are numbered in single-assignment order: first the inputs, then one value
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -100,22 +100,130 @@ class Contract:
 
 @dataclass(frozen=True)
 class Map:
-    """A pointwise function of values with equal tiles; ``function`` is a key of ``FUNCTIONS``."""
+    """A pointwise function, a key of ``FUNCTIONS``: ``out[output] = function(value[labels], ...)``.
+
+    Terms are as those of a ``Contract``; a term broadcasts along the labels of ``output`` that it
+    does not have, and it has no others.
+    """
 
     function: str
-    operands: tuple[int, ...]
-    tile: tuple[int, ...]
+    terms: tuple[tuple[int, str], ...]
+    output: str
+    sizes: tuple[tuple[str, int], ...]
+
+    @property
+    def operands(self) -> tuple[int, ...]:
+        return tuple(value for value, _ in self.terms)
+
+    @cached_property
+    def extents(self) -> dict[str, int]:
+        return dict(self.sizes)
+
+    @property
+    def tile(self) -> tuple[int, ...]:
+        return tuple(self.extents[label] for label in self.output)
 
     def __repr__(self) -> str:
-        return f"{self.function} " + ", ".join(f"%{value}" for value in self.operands)
+        operands = ", ".join(f"%{value}[{labels}]" for value, labels in self.terms)
+        return f"{self.function} {operands} -> [{self.output}]"
 
 
-Operation = Contract | Map
+@dataclass(frozen=True)
+class View:
+    """Some values of a tile: ``out[i, j] = operand.flat[offset + strides[0] i + strides[1] j]``."""
 
-# The pointwise functions a Map may name: how plain JAX computes each, and its flops per value.
-FUNCTIONS: dict[str, tuple[Callable[..., Any], int]] = {
-    "add": (lambda a, b: a + b, 1),
-}
+    operand: int
+    offset: int
+    strides: tuple[int, ...]
+    tile: tuple[int, ...]
+
+    @property
+    def operands(self) -> tuple[int, ...]:
+        return (self.operand,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tile
+
+    @property
+    def flops(self) -> int:
+        return 0
+
+    def __repr__(self) -> str:
+        return f"view %{self.operand}[{self.offset} + {list(self.strides)}]"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Tiles as parts of a larger one, zero elsewhere; the transpose of ``View``.
+
+    ``pieces`` are ``(value, offset, strides)``: ``out.flat[offset + strides[0] i + ...] +=
+    value[i, ...]``.
+    """
+
+    pieces: tuple[tuple[int, int, tuple[int, ...]], ...]
+    tile: tuple[int, ...]
+
+    @property
+    def operands(self) -> tuple[int, ...]:
+        return tuple(value for value, _, _ in self.pieces)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tile
+
+    @property
+    def flops(self) -> int:
+        return 0
+
+    def __repr__(self) -> str:
+        pieces = (f"%{value} at {offset} + {list(s)}" for value, offset, s in self.pieces)
+        return "place " + ", ".join(pieces)
+
+
+@dataclass(frozen=True)
+class Gather:
+    """``out[i.., c..] = vector[index[i..], c..]``, and zero where the index is negative.
+
+    ``vector`` and ``index`` are inputs; the vector, which may be as large as memory, is read where
+    the index points and nowhere else.  ``places`` is what the index of all elements holds, which is
+    known before any array is: the transpose of the operation needs it.
+    """
+
+    vector: int
+    index: int
+    tile: tuple[int, ...]
+    places: Constant
+
+    @property
+    def operands(self) -> tuple[int, ...]:
+        return (self.vector, self.index)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tile
+
+    @property
+    def flops(self) -> int:
+        return 0
+
+    def __repr__(self) -> str:
+        return f"gather %{self.vector}[%{self.index}]"
+
+
+Operation = Contract | Map | View | Place | Gather
+
+
+def moved(
+    operation: View | Place | Gather, numbers: Sequence[int] | Mapping[int, int]
+) -> View | Place | Gather:
+    """The same movement of other values."""
+    if isinstance(operation, View):
+        return replace(operation, operand=numbers[operation.operand])
+    if isinstance(operation, Gather):
+        return replace(operation, vector=numbers[operation.vector], index=numbers[operation.index])
+    pieces = tuple((numbers[value], offset, s) for value, offset, s in operation.pieces)
+    return replace(operation, pieces=pieces)
 
 
 @dataclass(frozen=True)
@@ -173,8 +281,8 @@ class ElementProgram:
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype of the arithmetic's operands and results."""
-        return self.inputs[0].dtype
+        """The dtype of all values but indices."""
+        return next(x.dtype for x in self.inputs if x.dtype.kind != "i")
 
     @property
     def arguments(self) -> tuple[Input, ...]:
@@ -220,96 +328,3 @@ class ElementProgram:
         for out in self.outputs:
             lines.append(f"return %{out.value} over batch axes {list(out.batch)}")
         return "\n".join(lines)
-
-
-class Builder:
-    """Builds a program value by value; equal operations become one value."""
-
-    def __init__(self, batch_rank: int, precision: str | None = None) -> None:
-        self.batch_rank = batch_rank
-        self.precision = precision
-        self._values: list[Input | Operation] = []
-        self._numbers: dict[Operation, int] = {}
-
-    def input(self, operand: Input) -> int:
-        self._values.append(operand)
-        return len(self._values) - 1
-
-    def contract(
-        self, terms: Iterable[tuple[int, str]], output: str, sizes: Mapping[str, int]
-    ) -> int:
-        terms = tuple(terms)
-        used = sorted(set(output).union(*(labels for _, labels in terms)))
-        return self._append(Contract(terms, output, tuple((x, sizes[x]) for x in used)))
-
-    def map(self, function: str, *operands: int) -> int:
-        return self._append(Map(function, operands, self._values[operands[0]].tile))
-
-    def sum(self, values: Sequence[int]) -> int:
-        total = values[0]
-        for value in values[1:]:
-            total = self.map("add", total, value)
-        return total
-
-    def copy(self, operation: Operation, numbers: Mapping[int, int]) -> int:
-        """Appends another program's operation, its operands renumbered."""
-        if isinstance(operation, Map):
-            return self.map(operation.function, *(numbers[x] for x in operation.operands))
-        terms = ((numbers[value], labels) for value, labels in operation.terms)
-        return self.contract(terms, operation.output, operation.extents)
-
-    def _append(self, operation: Operation) -> int:
-        if operation not in self._numbers:
-            self._values.append(operation)
-            self._numbers[operation] = len(self._values) - 1
-        return self._numbers[operation]
-
-    def build(self, outputs: Sequence[Output]) -> "Built":
-        """The program that computes ``outputs`` and nothing else."""
-        needed = {out.value for out in outputs}
-        for number in reversed(range(len(self._values))):
-            value = self._values[number]
-            if number in needed and not isinstance(value, Input):
-                needed.update(value.operands)
-        kept = [n for n in sorted(needed) if isinstance(self._values[n], Input)]
-        done = [n for n in sorted(needed) if not isinstance(self._values[n], Input)]
-        numbers = {old: new for new, old in enumerate([*kept, *done])}
-
-        inputs = [value for n in kept if isinstance(value := self._values[n], Input)]
-        carried = sorted({axis for operand in inputs for axis in operand.batch})
-        axes = {old: new for new, old in enumerate(carried)}
-        operations: list[Operation] = []
-        for old in done:
-            value = self._values[old]
-            if isinstance(value, Contract):
-                terms = tuple((numbers[v], labels) for v, labels in value.terms)
-                operations.append(replace(value, terms=terms))
-            elif isinstance(value, Map):
-                operands = tuple(numbers[v] for v in value.operands)
-                operations.append(replace(value, operands=operands))
-        program = ElementProgram(
-            len(carried),
-            tuple(replace(x, batch=tuple(axes[a] for a in x.batch)) for x in inputs),
-            tuple(operations),
-            tuple(
-                Output(numbers[out.value], tuple(axes[a] for a in out.batch if a in axes))
-                for out in outputs
-            ),
-            self.precision,
-        )
-        lost = tuple(tuple(n for n, a in enumerate(out.batch) if a not in axes) for out in outputs)
-        return Built(program, tuple(kept), lost)
-
-
-@dataclass(frozen=True)
-class Built:
-    """A program without the inputs and operations that none of its outputs needs.
-
-    ``inputs`` are the numbers the remaining inputs had in the builder.  A batch axis that none of
-    them carries has gone from the program; ``lost`` gives, for every output, the positions in its
-    ``batch`` of the axes that went, over which the caller must broadcast.
-    """
-
-    program: ElementProgram
-    inputs: tuple[int, ...]
-    lost: tuple[tuple[int, ...], ...]

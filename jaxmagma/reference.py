@@ -1,5 +1,6 @@
 """What a program means, in plain JAX: the fallback of every backend, and the shape rule of all."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,28 +8,33 @@ import jax
 import jax.numpy as jnp
 import opt_einsum
 
-from jaxmagma.program import FUNCTIONS, Contract, ElementProgram
+from jaxmagma import functions
+from jaxmagma.builder import places
+from jaxmagma.program import Contract, ElementProgram, Gather, Map, Place, View
+
+
+Value = tuple[jax.Array, tuple[int, ...]]  # an array, and the batch axes that stand ahead in it
 
 
 def evaluate(program: ElementProgram, *arguments: Any) -> list[jax.Array]:
     """The program's outputs, one ``jnp.einsum`` or pointwise function for each operation."""
     extents = program.batch_extents([jnp.shape(x) for x in arguments])
     remaining = iter(arguments)
-    # Every value is kept with the batch axes it stands with, in order.
-    values = [
+    values: list[Value] = [
         (jnp.asarray(x.constant.array) if x.constant else next(remaining), x.batch)
         for x in program.inputs
     ]
     for number, operation in enumerate(program.operations, start=len(program.inputs)):
         if isinstance(operation, Contract):
             values.append(_contract(program, number, operation, values))
+        elif isinstance(operation, Map):
+            values.append(_map(program, number, operation, values))
+        elif isinstance(operation, View):
+            values.append(_view(operation, *values[operation.operand]))
+        elif isinstance(operation, Place):
+            values.append(_place(program, number, operation, values))
         else:
-            axes = tuple(sorted(program.batch[number]))
-            operands = [
-                _with_batch(*values[value], axes, (1,) * program.batch_rank)
-                for value in operation.operands
-            ]
-            values.append((FUNCTIONS[operation.function][0](*operands), axes))
+            values.append(_gather(program, number, operation, values))
     results = []
     for out in program.outputs:
         array, axes = values[out.value]
@@ -40,12 +46,70 @@ def evaluate(program: ElementProgram, *arguments: Any) -> list[jax.Array]:
     return results
 
 
+def _map(program: ElementProgram, number: int, operation: Map, values: Sequence[Value]) -> Value:
+    axes = tuple(sorted(program.batch[number]))
+    operands = []
+    for value, labels in operation.terms:
+        array = _with_batch(*values[value], axes, (1,) * program.batch_rank)
+        order = [labels.index(x) for x in operation.output if x in labels]
+        array = jnp.transpose(array, [*range(len(axes)), *(len(axes) + n for n in order)])
+        missing = [len(axes) + n for n, x in enumerate(operation.output) if x not in labels]
+        operands.append(jnp.expand_dims(array, missing))
+    array = functions.evaluate(operation.function, *operands)
+    return jnp.broadcast_to(array, array.shape[: len(axes)] + operation.tile), axes
+
+
+def _view(operation: View, array: jax.Array, axes: tuple[int, ...]) -> Value:
+    flat = array.reshape(*array.shape[: len(axes)], -1)
+    return flat[..., places(operation.offset, operation.strides, operation.tile)], axes
+
+
+def _place(
+    program: ElementProgram, number: int, operation: Place, values: Sequence[Value]
+) -> Value:
+    axes = tuple(sorted(program.batch[number]))
+    pieces = [
+        _with_batch(*values[value], axes, (1,) * program.batch_rank) for value in operation.operands
+    ]
+    batch = jnp.broadcast_shapes(*(x.shape[: len(axes)] for x in pieces))
+    flat = jnp.zeros((*batch, math.prod(operation.tile)), pieces[0].dtype)
+    for (_, offset, strides), piece in zip(operation.pieces, pieces, strict=True):
+        at = places(offset, strides, piece.shape[len(axes) :])
+        flat = flat.at[..., at].add(piece)
+    return flat.reshape(*batch, *operation.tile), axes
+
+
+def _gather(
+    program: ElementProgram, number: int, operation: Gather, values: Sequence[Value]
+) -> Value:
+    axes = tuple(sorted(program.batch[number]))
+    vector, index = values[operation.vector], values[operation.index]
+
+    def gather(vector: jax.Array, index: jax.Array) -> jax.Array:
+        found = jnp.take(vector, jnp.maximum(index, 0), axis=0)
+        present = jnp.expand_dims(index >= 0, range(index.ndim, found.ndim))
+        return jnp.where(present, found, jnp.zeros((), found.dtype))
+
+    for position in reversed(range(len(axes))):
+        ahead = axes[:position]
+        places = [
+            None if axes[position] not in own else sum(x in ahead for x in own)
+            for _, own in (vector, index)
+        ]
+        gather = jax.vmap(gather, in_axes=tuple(places))
+    arrays = [
+        _with_batch(array, own, tuple(x for x in axes if x in own), ())
+        for array, own in (vector, index)
+    ]
+    return gather(*arrays), axes
+
+
 def _contract(
     program: ElementProgram,
     number: int,
     operation: Contract,
-    values: Sequence[tuple[jax.Array, tuple[int, ...]]],
-) -> tuple[jax.Array, tuple[int, ...]]:
+    values: Sequence[Value],
+) -> Value:
     symbols = {label: opt_einsum.get_symbol(n) for n, (label, _) in enumerate(operation.sizes)}
     first = len(symbols)
     carried = "".join(labels for _, labels in operation.terms)

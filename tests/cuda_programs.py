@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import opt_einsum
 
-from jaxmagma.program import Builder, Constant, Contract, ElementProgram, Input, Output
+from jaxmagma.builder import Builder
+from jaxmagma.program import Constant, Contract, ElementProgram, Input, Output
 
 
 Array = np.ndarray[Any, Any]

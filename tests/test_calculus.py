@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from jaxmagma import calculus, reference
 from jaxmagma.calculus import Derived
 from jaxmagma.einsum import FusedCall, capture
-from jaxmagma.program import Builder, ElementProgram, Input, Map, Output
+from jaxmagma.builder import Builder
+from jaxmagma.program import ElementProgram, Input, Map, Output
 from tests.einsums import PROGRAMS, Call, assert_close, fused_calls, normal
 
 

@@ -20,7 +20,8 @@ from jaxmagma import native
 from jaxmagma.lowering.cpu import encode, lower
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.plan import plan
-from jaxmagma.program import Builder, Constant, ElementProgram, Input, Output
+from jaxmagma.builder import Builder
+from jaxmagma.program import Constant, ElementProgram, Input, Output
 
 
 Array = np.ndarray[Any, Any]
@@ -204,6 +205,49 @@ def test_gemm_in_every_transposition(spec: str, elements: int, dtype: str) -> No
         sizes = {"e": elements, "i": i, "j": j, "k": k}
         shapes = [tuple(sizes[label] for label in term) for term in spec.split("->")[0].split(",")]
         check_einsum(spec, "e", *(random(rng, shape, dtype) for shape in shapes))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex64", "float16"])
+@pytest.mark.parametrize(
+    ("spec", "n"),
+    [
+        ("eij,ejk->eik", 2),
+        ("eij,ejk->eik", 3),
+        ("eij,ejk->eik", 5),
+        ("eij,ejk->eik", 16),
+        ("xa,yb,eab->exy", 7),
+        ("feij,jk->efik", 3),
+        ("feij,efjk->efik", 16),
+    ],
+)
+def test_large_results_have_the_same_bits(spec: str, n: int, dtype: str) -> None:
+    """Results that exceed the caches go past them, if they are next to each other."""
+    rng = np.random.default_rng(n)
+    terms = spec.split("->")[0].split(",")
+    batched = [term for term in terms if "e" in term]
+    other = 3 if "f" in spec else 1
+    value = n * n * other * np.dtype(dtype).itemsize * (len(batched) + 1)
+    elements = (36 << 20) // value + 5
+    assert (elements - 5) * value > 32 << 20
+    sizes = dict.fromkeys("ijkabxy", n) | {"e": elements, "f": other}
+    operands = []
+    for term in terms:
+        shape = tuple(sizes[label] for label in term)
+        values = random(rng, (1021,), dtype)
+        operands.append(np.resize(values, shape))
+    batch = "ef" if "f" in spec else "e"
+    program, arguments = einsum_program(spec, batch, operands)
+    (got,) = call(program, *arguments)
+    for first in (0, elements - 33):
+        some = [
+            np.take(x, range(first, first + 33), axis=t.index("e")) if "e" in t else x
+            for t, x in zip(terms, operands, strict=True)
+        ]
+        program, arguments = einsum_program(spec, batch, some)
+        (want,) = call(program, *arguments)
+        np.testing.assert_array_equal(np.asarray(got)[first : first + 33], want)
+    want = np.einsum(spec, *(x.astype(np.complex128) for x in operands), optimize=True)
+    assert abs(np.asarray(got, np.complex128) - want).max() < 64 * n * np.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -487,6 +531,11 @@ def test_declines_what_does_not_gain() -> None:
     one = "one matrix product for all elements"
     assert one in (declined("ij,ej->ei", (n, n), (e, n)) or "")
     assert one in (declined("eij,jk->eik", (e, n, n), (n, n)) or "")
+    for shapes in [((e, 3, 3), (e, 3, 3)), ((e, 4, 3), (e, 3, 4)), ((e, 6, 2), (e, 2, 2))]:
+        assert "fused loops" in (declined("eij,ejk->eik", *shapes) or "")
+        assert declined("eij,ejk->eik", *shapes, dtype="complex128") is None
+    assert declined("eij,ejk->eik", (e, 4, 4), (e, 4, 2)) is None
+    assert declined("ij,ejk->eik", (3, 3), (e, 3, 3)) is None
     assert declined("ij,ejk->eik", (n, n), (e, n, n)) is None
     assert declined("eij,ejk->eik", (e, n, n), (e, n, n)) is None
     assert (
@@ -560,6 +609,9 @@ def sweep() -> str:
             u = random(rng, (5, n, n), dtype)
             check_einsum("eij,ejk->eik", "e", u, u)
             check_einsum("eij,ekj->eik", "e", u, u)
+    for n in (3, 16):  # beyond the caches
+        u = random(rng, ((36 << 20) // (24 * n * n), n, n), "float64")
+        check_einsum("eij,ejk->eik", "e", u, u)
     bits = []
     for elements, n in [(20_011, 3), (5_000, 7)]:
         u, v = random(rng, (elements, n, n), "float64"), random(rng, (elements, n, n), "float64")

@@ -20,7 +20,8 @@ from jaxmagma.lowering.blocks import Parameters
 from jaxmagma.lowering.cuda import lower
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.plan import plan
-from jaxmagma.program import Builder, ElementProgram, Input, Output
+from jaxmagma.builder import Builder
+from jaxmagma.program import ElementProgram, Input, Output
 from tests import cuda_emulator
 from tests.cuda_programs import (
     arguments,

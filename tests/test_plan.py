@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from jaxmagma import calculus, reference
 from jaxmagma.einsum import FusedCall, capture
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, contraction_order, plan
-from jaxmagma.program import Builder, ElementProgram, Input, Output
+from jaxmagma.builder import Builder
+from jaxmagma.program import ElementProgram, Input, Output
 from tests.einsums import ELEMENTS, PROGRAMS, assert_close, fused_calls
 
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from jaxmagma.builder import Builder
 from jaxmagma.program import (
-    Builder,
     Constant,
     Contract,
     ElementProgram,

@@ -44,6 +44,7 @@ import numpy as np
 
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange
+from jaxmagma.program import Gather, Place, View
 
 
 TARGET = "jaxmagma_cpu"
@@ -65,6 +66,9 @@ _LEAST_COLUMNS = 5
 # and XLA's own product is faster if it is one for all elements and both its sides are this long.
 _LEAST_OPERATIONS = 1000
 _LEAST_SIDE_OF_XLA = 4
+# XLA fuses a product of two matrices per element into one loop if both have fewer values than this,
+# and is 1.3 to 3 times as fast; from there on it calls a routine per element, and is slower.
+_FUSED_VALUES_OF_XLA = 16
 
 
 def lower(plan: Plan, extents: tuple[int, ...]) -> Kernel | Declined:
@@ -86,8 +90,12 @@ def encode(plan: Plan) -> Kernel | Declined:
         found = ", ".join(sorted({x.dtype.name for x in program.inputs}))
         return Declined(f"the CPU kernel needs operands of one dtype, not {found}")
     for _, step in plan.numbered_steps():
-        if isinstance(step, Pointwise) and step.function != "add":
+        if isinstance(step, Pointwise) and (
+            step.function != "add" or any(x != step.output_labels for x in step.labels)
+        ):
             return Declined(f"the CPU kernel does not know the function {step.function!r}")
+        if isinstance(step, View | Place | Gather):
+            return Declined(f"the CPU kernel does not know the step {step}")
     if any(tile.size == 0 for tile in plan.tiles):
         return Declined("a tile is empty")
     code = _Encoder(plan)
@@ -126,6 +134,10 @@ def _no_gain(plan: Plan, elements: int) -> str | None:
         return "without a product of matrices it is bound by memory, and XLA's loops are as fast"
     if len(steps) == 1 and _is_one_for_all_elements(plan, products[0]):
         return "it is one matrix product for all elements, and XLA's is as fast"
+    if len(steps) == 1 and _is_fused(plan, products[0]):
+        return (
+            "its matrices are so small that XLA multiplies them in fused loops, which are as fast"
+        )
     if plan.flops * elements < _LEAST_OPERATIONS:
         return (
             f"{plan.flops * elements} operations are less than the {_LEAST_OPERATIONS} that are "
@@ -138,6 +150,14 @@ def _is_matrix_product(plan: Plan, step: Product) -> bool:
     """Whether operands are used more than once: not so for vectors and pointwise products."""
     many = [any(step.extents[x] > 1 for x in y) for y in (step.rows, step.columns, step.contracted)]
     return many[0] and many[2] and (many[1] or not plan.tiles[step.left].batched)
+
+
+def _is_fused(plan: Plan, step: Product) -> bool:
+    """Whether XLA makes one loop of a product of two small matrices of each element."""
+    tiles = [plan.tiles[x] for x in step.operands]
+    return plan.program.dtype.name in ("float32", "float64") and all(
+        tile.batched and tile.size < _FUSED_VALUES_OF_XLA for tile in tiles
+    )
 
 
 def _is_one_for_all_elements(plan: Plan, step: Product) -> bool:

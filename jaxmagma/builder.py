@@ -1,0 +1,538 @@
+"""Builds a program value by value, and simplifies it on the way.
+
+Equal operations become one value.  Beyond that, data movement inside a tile costs registers and
+on-chip memory, so it is moved to where it costs nothing:
+
+* A transposition or broadcast becomes part of the labels of whatever uses it.
+* A component of a value (``x[..., 0]``) is computed from components of its operands, down to a
+  ``View`` of an input; what nobody asks for is never computed.
+* A stack of tiles (a ``Place`` of equal tiles side by side) is one only where it leaves the
+  program: functions of stacks become stacks of functions, contractions over a stack become sums.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from jaxmagma.program import (
+    Constant,
+    Contract,
+    ElementProgram,
+    Gather,
+    Input,
+    Map,
+    Operation,
+    Output,
+    Place,
+    View,
+    moved,
+)
+
+
+Terms = Sequence[tuple[int, str]]
+
+
+def row_major(tile: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a tile in memory, in values."""
+    return tuple(math.prod(tile[n + 1 :]) for n in range(len(tile)))
+
+
+def letters(count: int) -> str:
+    """So many labels."""
+    return "".join(chr(ord("a") + n) if n < 26 else chr(0x370 + n) for n in range(count))
+
+
+@dataclass(frozen=True)
+class Built:
+    """A program without the inputs and operations that none of its outputs needs.
+
+    ``inputs`` are the numbers the remaining inputs had in the builder.  A batch axis that none of
+    them carries has gone from the program; ``lost`` gives, for every output, the positions in its
+    ``batch`` of the axes that went, over which the caller must broadcast.
+    """
+
+    program: ElementProgram
+    inputs: tuple[int, ...]
+    lost: tuple[tuple[int, ...], ...]
+
+
+class Builder:
+    """Appends operations to a program of ``batch_rank`` batch axes; values are numbers."""
+
+    def __init__(self, batch_rank: int, precision: Any = None) -> None:
+        self.batch_rank = batch_rank
+        self.precision = precision
+        self._values: list[Input | Operation] = []
+        self._numbers: dict[Any, int] = {}
+        self._stacks: dict[int, tuple[int, list[int]] | None] = {}
+        self._inputs: dict[int, frozenset[int]] = {}
+
+    def tile(self, value: int) -> tuple[int, ...]:
+        return self._values[value].tile
+
+    def batch(self, value: int) -> frozenset[int]:
+        """The batch axes a value depends on."""
+        inputs = (x for n in self.inputs(value) if isinstance(x := self._values[n], Input))
+        return frozenset(axis for x in inputs for axis in x.batch)
+
+    def dtype(self, value: int) -> np.dtype:
+        operation = self._values[value]
+        if isinstance(operation, Input):
+            return operation.dtype
+        return self.dtype(operation.operands[0])
+
+    def inputs(self, value: int) -> frozenset[int]:
+        """The inputs a value depends on."""
+        if value not in self._inputs:
+            operation = self._values[value]
+            if isinstance(operation, Input):
+                self._inputs[value] = frozenset([value])
+            else:
+                found = (self.inputs(x) for x in operation.operands)
+                self._inputs[value] = frozenset().union(*found)
+        return self._inputs[value]
+
+    # ---- Inputs ----------------------------------------------------------------------------------
+
+    def input(self, operand: Input) -> int:
+        self._values.append(operand)
+        return len(self._values) - 1
+
+    def constant(self, array: np.ndarray) -> int:
+        constant = Constant(array)
+        if constant not in self._numbers:
+            shape = constant.array.shape
+            self._numbers[constant] = self.input(Input((), shape, constant.array.dtype, constant))
+        return self._numbers[constant]
+
+    def gather(self, vector: int, index: int, places: Constant) -> int:
+        components = self.tile(vector)[1:]
+        return self._append(Gather(vector, index, self.tile(index) + components, places))
+
+    # ---- Arithmetic ------------------------------------------------------------------------------
+
+    def contract(self, terms: Terms, output: str, sizes: Mapping[str, int]) -> int:
+        """A product of tiles, summed over the labels that ``output`` omits."""
+        terms, extents = self._relabelled(terms, output), dict(sizes)
+        if len(terms) == 1 and terms[0][1] == output:
+            return terms[0][0]
+        if len(terms) > 1 and all(sorted(x) == sorted(output) for _, x in terms):
+            # Nothing is summed: a product point by point.
+            product = terms[0]
+            for term in terms[1:]:
+                product = self.pointwise("mul", [product, term], output, extents), output
+            return product[0]
+        label = self._stacked_label(terms)
+        if label is not None:
+            rest = output.replace(label, "")
+            parts = [
+                self.contract(self._at(terms, label, k), rest, extents)
+                for k in range(extents[label])
+            ]
+            return self.stack(parts, output.index(label)) if label in output else self.sum(parts)
+        return self._append(contraction(terms, output, extents))
+
+    def map(self, function: str, *values: int) -> int:
+        """A pointwise function of values with equal tiles."""
+        tile = self.tile(values[0])
+        labels = letters(len(tile))
+        sizes = dict(zip(labels, tile, strict=True))
+        return self.pointwise(function, [(x, labels) for x in values], labels, sizes)
+
+    def pointwise(self, function: str, terms: Terms, output: str, sizes: Mapping[str, int]) -> int:
+        """A pointwise function whose operands broadcast to ``output``."""
+        terms, extents = self._relabelled(terms, output), dict(sizes)
+        label = self._stacked_label(terms)
+        if label is not None:
+            rest = output.replace(label, "")
+            parts = [
+                self.pointwise(function, self._at(terms, label, k), rest, extents)
+                for k in range(extents[label])
+            ]
+            return self.stack(parts, output.index(label))
+        own = tuple((x, extents[x]) for x in sorted(output))
+        return self._append(Map(function, tuple(terms), output, own))
+
+    def sum(self, values: Sequence[int]) -> int:
+        places = [x for value in values if isinstance(x := self._values[value], Place)]
+        if len(places) == len(values) > 1 and all(self._as_stack(x) is None for x in values):
+            # Parts of one tile: placed together they need no additions.
+            pieces = [piece for place in places for piece in place.pieces]
+            return self.place(pieces, places[0].tile)
+        total = values[0]
+        for value in values[1:]:
+            total = self.map("add", total, value)
+        return total
+
+    # ---- Movement --------------------------------------------------------------------------------
+
+    def relabel(self, value: int, labels: str, output: str, sizes: Mapping[str, int]) -> int:
+        """Transposes and broadcasts."""
+        if labels == output:
+            return value
+        return self.contract([(value, labels)], output, sizes)
+
+    def transpose(self, value: int, axes: Sequence[int]) -> int:
+        tile = self.tile(value)
+        labels = letters(len(tile))
+        output = "".join(labels[axis] for axis in axes)
+        return self.relabel(value, labels, output, dict(zip(labels, tile, strict=True)))
+
+    def index(self, value: int, axis: int, k: int) -> int:
+        """``value[..., k, ...]``."""
+        tile = self.tile(value)
+        stack = self._as_stack(value)
+        if stack is not None:
+            stacked, parts = stack
+            if stacked == axis:
+                return parts[k]
+            below = axis - (axis > stacked)
+            return self.stack([self.index(x, below, k) for x in parts], stacked - (axis < stacked))
+        operation = self._values[value]
+        if isinstance(operation, Contract | Map):
+            label = operation.output[axis]
+            terms = self._at(operation.terms, label, k)
+            return self._again(operation, terms, operation.output.replace(label, ""))
+        strides = row_major(tile)
+        rest = tuple(n for n in range(len(tile)) if n != axis)
+        return self.view(
+            value,
+            k * strides[axis],
+            tuple(strides[n] for n in rest),
+            tuple(tile[n] for n in rest),
+        )
+
+    def slice(self, value: int, axis: int, start: int, step: int, count: int) -> int:
+        """``count`` steps along an axis, which may go backwards."""
+        tile = self.tile(value)
+        if (start, step, count) == (0, 1, tile[axis]):
+            return value
+        stack = self._as_stack(value)
+        if stack is not None:
+            stacked, parts = stack
+            if stacked == axis:
+                return self.stack([parts[start + n * step] for n in range(count)], axis)
+            below = axis - (axis > stacked)
+            return self.stack([self.slice(x, below, start, step, count) for x in parts], stacked)
+        operation = self._values[value]
+        if isinstance(operation, Contract | Map):
+            label = operation.output[axis]
+            terms = []
+            for operand, labels in operation.terms:
+                for position, x in enumerate(labels):
+                    if x == label:
+                        operand = self.slice(operand, position, start, step, count)
+                terms.append((operand, labels))
+            sizes = {**operation.extents, label: count}
+            return self._again(operation, terms, operation.output, sizes)
+        strides = list(row_major(tile))
+        offset = start * strides[axis]
+        strides[axis] *= step
+        shape = tuple(count if n == axis else x for n, x in enumerate(tile))
+        return self.view(value, offset, tuple(strides), shape)
+
+    def view(self, value: int, offset: int, strides: tuple[int, ...], tile: tuple[int, ...]) -> int:
+        """Some values of a tile in memory; see :class:`View`."""
+        operation = self._values[value]
+        if (offset, strides, tile) == (0, row_major(self.tile(value)), self.tile(value)):
+            return value
+        if isinstance(operation, Input) and operation.constant is not None:
+            flat = operation.constant.array.reshape(-1)
+            return self.constant(flat[places(offset, strides, tile)])
+        if isinstance(operation, View):
+            composed = _composed(operation, offset, strides, tile)
+            if composed is not None:
+                return self._append(View(operation.operand, *composed, tile))
+        return self._append(View(value, offset, strides, tile))
+
+    def reshape(self, value: int, tile: tuple[int, ...]) -> int:
+        """The same values in the same order."""
+        old = self.tile(value)
+        if old == tile:
+            return value
+        stacked = self._as_stack(value) is not None
+        operation = self._values[value]
+        if not stacked and not isinstance(operation, Contract | Map):
+            return self.view(value, 0, row_major(tile), tile)
+        if 1 in old:
+            return self.reshape(self.index(value, old.index(1), 0), tile)
+        if 1 in tile:
+            value = self.reshape(value, tuple(x for x in tile if x > 1))
+            labels = letters(len(tile))
+            own = "".join(x for x, extent in zip(labels, tile, strict=True) if extent > 1)
+            return self.relabel(value, own, labels, dict(zip(labels, tile, strict=True)))
+        groups = _groups(old, tile)
+        if stacked:
+            return self._restacked(value, tile, groups)
+        if isinstance(operation, Contract | Map) and all(len(x) == 1 for x, _ in groups):
+            return self._split(operation, groups)
+        return self.view(value, 0, row_major(tile), tile)
+
+    def stack(self, values: Sequence[int], axis: int) -> int:
+        """Equal tiles side by side, along a new axis."""
+        below = self.tile(values[0])
+        tile = (*below[:axis], len(values), *below[axis:])
+        strides = row_major(tile)
+        rest = strides[:axis] + strides[axis + 1 :]
+        return self.place([(x, n * strides[axis], rest) for n, x in enumerate(values)], tile)
+
+    def place(
+        self, pieces: Iterable[tuple[int, int, tuple[int, ...]]], tile: tuple[int, ...]
+    ) -> int:
+        return self._append(Place(tuple(pieces), tile))
+
+    # ---- How they are simplified -----------------------------------------------------------------
+
+    def _relabelled(self, terms: Terms, output: str) -> list[tuple[int, str]]:
+        """The terms, with transpositions and broadcasts of operands moved into their labels."""
+        found = list(terms)
+        for position in range(len(found)):
+            while True:
+                value, labels = found[position]
+                inner = self._values[value]
+                if not isinstance(inner, Contract) or not _only_relabels(inner):
+                    break
+                names = dict(zip(inner.output, labels, strict=True))
+                ((operand, own),) = inner.terms
+                # A sum over a label that nothing carries would lose its extent.
+                others = "".join(x for n, (_, x) in enumerate(found) if n != position)
+                if any(names[x] not in output + others for x in inner.output if x not in own):
+                    break
+                found[position] = (operand, "".join(names[x] for x in own))
+        return found
+
+    def _stacked_label(self, terms: Terms) -> str | None:
+        """A label along which an operand is a stack."""
+        for value, labels in terms:
+            stack = self._as_stack(value)
+            if stack is not None:
+                return labels[stack[0]]
+        return None
+
+    def _at(self, terms: Terms, label: str, k: int) -> list[tuple[int, str]]:
+        """The terms at one place along a label."""
+        found = []
+        for value, labels in terms:
+            while label in labels:
+                axis = labels.index(label)
+                value = self.index(value, axis, k)
+                labels = labels[:axis] + labels[axis + 1 :]
+            found.append((value, labels))
+        return found
+
+    def _again(
+        self,
+        operation: Contract | Map,
+        terms: Terms,
+        output: str,
+        sizes: Mapping[str, int] | None = None,
+    ) -> int:
+        """The same operation on other terms."""
+        sizes = operation.extents if sizes is None else sizes
+        if isinstance(operation, Map):
+            return self.pointwise(operation.function, terms, output, sizes)
+        return self.contract(terms, output, sizes)
+
+    def _as_stack(self, value: int) -> tuple[int, list[int]] | None:
+        """The axis and the tiles of a value that is a stack."""
+        if value not in self._stacks:
+            self._stacks[value] = self._find_stack(self._values[value])
+        return self._stacks[value]
+
+    def _find_stack(self, place: Input | Operation) -> tuple[int, list[int]] | None:
+        if not isinstance(place, Place):
+            return None
+        strides = row_major(place.tile)
+        for axis, extent in enumerate(place.tile):
+            rest = strides[:axis] + strides[axis + 1 :]
+            below = place.tile[:axis] + place.tile[axis + 1 :]
+            if len(place.pieces) == extent and all(
+                offset == n * strides[axis] and own == rest and self.tile(x) == below
+                for n, (x, offset, own) in enumerate(place.pieces)
+            ):
+                return axis, list(place.operands)
+        return None
+
+    def _split(
+        self, operation: Contract | Map, groups: Sequence[tuple[list[int], list[int]]]
+    ) -> int:
+        """Axes of a result become several, and those of its operands as well."""
+        extents = dict(operation.extents)
+        spare = (x for n in range(1000) if (x := chr(0x4E00 + n)) not in extents)
+        parts: dict[str, str] = {}
+        for (axis,), shape in groups:
+            label = operation.output[axis]
+            if len(shape) == 1:
+                continue
+            parts[label] = "".join(next(spare) for _ in shape)
+            extents.update(zip(parts[label], shape, strict=True))
+        terms = []
+        for value, labels in operation.terms:
+            tile = tuple(extents[y] for x in labels for y in parts.get(x, x))
+            value = self.reshape(value, tile)
+            terms.append((value, "".join(parts.get(x, x) for x in labels)))
+        output = "".join(parts.get(x, x) for x in operation.output)
+        return self._again(operation, terms, output, extents)
+
+    def _restacked(
+        self, value: int, tile: tuple[int, ...], groups: Sequence[tuple[list[int], list[int]]]
+    ) -> int:
+        """A reshaped stack: its axes that change are taken apart and stacked anew."""
+        old = self.tile(value)
+        changed = [n for before, after in groups for n in before if [old[n]] != after]
+        parts = np.empty([old[n] for n in changed], object)
+        for at in np.ndindex(*parts.shape):
+            part = value
+            for axis, k in reversed(list(zip(changed, at, strict=True))):
+                part = self.index(part, axis, k)
+            parts[at] = part
+        new_axes, position, shape = [], 0, []
+        for before, after in groups:
+            if [old[n] for n in before] != after:
+                new_axes += range(position, position + len(after))
+                shape += after
+            position += len(after)
+        parts = parts.reshape(shape)
+
+        def build(parts: Any, axes: Sequence[int]) -> int:
+            if not axes:
+                return int(parts if not isinstance(parts, np.ndarray) else parts.item())
+            # Axes are added from the last to the first: the outermost is the outermost stack.
+            return self.stack([build(x, axes[1:]) for x in parts], axes[0])
+
+        # Each inner stack lacks the axes outside of it, which stand before its own.
+        made = build(parts, [axis - n for n, axis in enumerate(new_axes)])
+        assert self.tile(made) == tile, (self.tile(made), tile)
+        return made
+
+    def copy(self, operation: Operation, numbers: Mapping[int, int]) -> int:
+        """Appends another program's operation, its operands renumbered."""
+        return self._append(_renumbered(operation, numbers))
+
+    def _append(self, operation: Operation) -> int:
+        key = _canonical(operation)
+        if key not in self._numbers:
+            self._values.append(operation)
+            self._numbers[key] = len(self._values) - 1
+        return self._numbers[key]
+
+    # ---- The program -----------------------------------------------------------------------------
+
+    def build(self, outputs: Sequence[Output]) -> Built:
+        """The program that computes ``outputs`` and nothing else."""
+        values = self._values
+        needed = _needed(values, {out.value for out in outputs})
+        kept = [n for n in needed if isinstance(values[n], Input)]
+        done = [n for n in needed if not isinstance(values[n], Input)]
+        numbers = {old: new for new, old in enumerate([*kept, *done])}
+
+        inputs = [value for n in kept if isinstance(value := values[n], Input)]
+        carried = sorted({axis for operand in inputs for axis in operand.batch})
+        axes = {old: new for new, old in enumerate(carried)}
+        operations = [
+            _renumbered(value, numbers) for n in done if not isinstance(value := values[n], Input)
+        ]
+        program = ElementProgram(
+            len(carried),
+            tuple(replace(x, batch=tuple(axes[a] for a in x.batch)) for x in inputs),
+            tuple(operations),
+            tuple(
+                Output(numbers[out.value], tuple(axes[a] for a in out.batch if a in axes))
+                for out in outputs
+            ),
+            self.precision,
+        )
+        lost = tuple(tuple(n for n, a in enumerate(out.batch) if a not in axes) for out in outputs)
+        return Built(program, tuple(kept), lost)
+
+
+def places(offset: int, strides: Sequence[int], tile: Sequence[int]) -> np.ndarray:
+    """The positions of a view's values in the flat tile, an array of shape ``tile``."""
+    at = np.full((), offset)
+    for stride, extent in zip(strides, tile, strict=True):
+        at = at[..., None] + stride * np.arange(extent)
+    return at
+
+
+def _operands(value: Input | Operation) -> tuple[int, ...]:
+    return () if isinstance(value, Input) else value.operands
+
+
+def _needed(values: Sequence[Input | Operation], results: set[int]) -> list[int]:
+    needed = set(results)
+    for number in reversed(range(len(values))):
+        if number in needed:
+            needed.update(_operands(values[number]))
+    return sorted(needed)
+
+
+def contraction(terms: Terms, output: str, sizes: Mapping[str, int]) -> Contract:
+    used = sorted(set(output).union(*(labels for _, labels in terms)))
+    return Contract(tuple(terms), output, tuple((x, sizes[x]) for x in used))
+
+
+def _renumbered(operation: Operation, numbers: Mapping[int, int]) -> Operation:
+    if isinstance(operation, Contract | Map):
+        terms = tuple((numbers[value], labels) for value, labels in operation.terms)
+        return replace(operation, terms=terms)
+    return moved(operation, numbers)
+
+
+def _canonical(operation: Operation) -> Any:
+    """A key that is equal for operations that differ in the names of their labels alone."""
+    if not isinstance(operation, Contract | Map):
+        return operation
+    order = dict.fromkeys("".join(labels for _, labels in operation.terms) + operation.output)
+    names = {x: chr(n) for n, x in enumerate(order)}
+    function = operation.function if isinstance(operation, Map) else None
+    return (
+        function,
+        tuple((value, "".join(names[x] for x in labels)) for value, labels in operation.terms),
+        "".join(names[x] for x in operation.output),
+        tuple(operation.extents[x] for x in order),
+    )
+
+
+def _only_relabels(operation: Contract) -> bool:
+    """Whether a contraction is a transposition or a broadcast."""
+    if len(operation.terms) > 1:
+        return False
+    ((_, labels),) = operation.terms
+    return len(set(labels)) == len(labels) and set(labels) <= set(operation.output)
+
+
+def _composed(
+    view: View, offset: int, strides: tuple[int, ...], tile: tuple[int, ...]
+) -> tuple[int, tuple[int, ...]] | None:
+    """The view of a view as one of what that shows, if it is one."""
+    flat = places(view.offset, view.strides, view.tile).reshape(-1)
+    at = flat[places(offset, strides, tile)]
+    first = int(at.flat[0]) if at.size else 0
+    found = tuple(
+        int(np.take(at, 1, axis).flat[0]) - first if extent > 1 else 0
+        for axis, extent in enumerate(tile)
+    )
+    if not np.array_equal(places(first, found, tile), at):
+        return None
+    return first, found
+
+
+def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Matches axes of ``old`` with the extents of ``new`` that have the same product."""
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        before, after = ([i] if i < len(old) else []), ([new[j]] if j < len(new) else [])
+        i, j = i + len(before), j + len(after)
+        while math.prod(old[n] for n in before) != math.prod(after):
+            if math.prod(old[n] for n in before) < math.prod(after):
+                before.append(i)
+                i += 1
+            else:
+                after.append(new[j])
+                j += 1
+        groups.append((before, after))
+    return groups

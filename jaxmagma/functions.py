@@ -1,0 +1,96 @@
+"""The pointwise functions of a program: what each one is in plain JAX, and what it costs.
+
+Most have the name and the meaning of a primitive of ``jax.lax``.  Every value of a program has the
+program's dtype; a truth value is 1 or 0 in it, as a comparison makes and ``select`` reads it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+
+@dataclass(frozen=True)
+class Function:
+    """``evaluate`` takes arrays of equal dtype; ``flops`` are counted per value."""
+
+    evaluate: Callable[..., Any]
+    flops: int
+    operands: int
+
+
+def _truth(predicate: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that returns booleans, as numbers."""
+    return lambda a, *rest: predicate(a, *rest).astype(a.dtype)
+
+
+def _select(which: Any, if_false: Any, if_true: Any) -> Any:
+    return lax.select(which != 0, if_true, if_false)
+
+
+FUNCTIONS: dict[str, Function] = {
+    "neg": Function(lax.neg, 1, 1),
+    "abs": Function(lax.abs, 1, 1),
+    "sign": Function(lax.sign, 1, 1),
+    "floor": Function(lax.floor, 1, 1),
+    "ceil": Function(lax.ceil, 1, 1),
+    "round_away": Function(lambda a: lax.round(a, lax.RoundingMethod.AWAY_FROM_ZERO), 1, 1),
+    "round_even": Function(lambda a: lax.round(a, lax.RoundingMethod.TO_NEAREST_EVEN), 1, 1),
+    "sqrt": Function(lax.sqrt, 1, 1),
+    "rsqrt": Function(lax.rsqrt, 2, 1),
+    "cbrt": Function(lax.cbrt, 1, 1),
+    "exp": Function(lax.exp, 1, 1),
+    "exp2": Function(lax.exp2, 1, 1),
+    "expm1": Function(lax.expm1, 1, 1),
+    "log": Function(lax.log, 1, 1),
+    "log1p": Function(lax.log1p, 1, 1),
+    "logistic": Function(lax.logistic, 1, 1),
+    "sin": Function(lax.sin, 1, 1),
+    "cos": Function(lax.cos, 1, 1),
+    "tan": Function(lax.tan, 1, 1),
+    "asin": Function(lax.asin, 1, 1),
+    "acos": Function(lax.acos, 1, 1),
+    "atan": Function(lax.atan, 1, 1),
+    "sinh": Function(lax.sinh, 1, 1),
+    "cosh": Function(lax.cosh, 1, 1),
+    "tanh": Function(lax.tanh, 1, 1),
+    "asinh": Function(lax.asinh, 1, 1),
+    "acosh": Function(lax.acosh, 1, 1),
+    "atanh": Function(lax.atanh, 1, 1),
+    "erf": Function(lax.erf, 1, 1),
+    "erfc": Function(lax.erfc, 1, 1),
+    "add": Function(lax.add, 1, 2),
+    "sub": Function(lax.sub, 1, 2),
+    "mul": Function(lax.mul, 1, 2),
+    "div": Function(lax.div, 1, 2),
+    "rem": Function(lax.rem, 1, 2),
+    "pow": Function(lax.pow, 1, 2),
+    "atan2": Function(lax.atan2, 1, 2),
+    "max": Function(lax.max, 1, 2),
+    "min": Function(lax.min, 1, 2),
+    "lt": Function(_truth(lax.lt), 1, 2),
+    "le": Function(_truth(lax.le), 1, 2),
+    "gt": Function(_truth(lax.gt), 1, 2),
+    "ge": Function(_truth(lax.ge), 1, 2),
+    "eq": Function(_truth(lax.eq), 1, 2),
+    "ne": Function(_truth(lax.ne), 1, 2),
+    "is_finite": Function(_truth(lax.is_finite), 1, 1),
+    "not": Function(_truth(lambda a: a == 0), 1, 1),
+    "and": Function(_truth(lambda a, b: (a != 0) & (b != 0)), 1, 2),
+    "or": Function(_truth(lambda a, b: (a != 0) | (b != 0)), 1, 2),
+    "xor": Function(_truth(lambda a, b: (a != 0) ^ (b != 0)), 1, 2),
+    # The first operand, as a value of every element that the second is one of.
+    "first": Function(lambda a, b: a, 0, 2),
+    "select": Function(_select, 1, 3),  # which, if it is 0, if it is not
+}
+
+# Of complex numbers, the backends and the rules of differentiation know these alone.
+COMPLEX_FUNCTIONS = frozenset({"add", "sub", "neg", "mul"})
+
+
+def evaluate(function: str, *operands: Any) -> Any:
+    """The function of arrays that broadcast against each other."""
+    shape = jnp.broadcast_shapes(*(jnp.shape(x) for x in operands))
+    return FUNCTIONS[function].evaluate(*(jnp.broadcast_to(x, shape) for x in operands))

@@ -1,0 +1,151 @@
+"""``jm.fuse``: from a function of one element to a program of all of them.
+
+The function is traced once, on the tiles of one element, and its jaxpr read into a program (see
+:mod:`jaxmagma.jaxpr`).  ``jax.vmap`` then repeats that program over the elements, by adding a batch
+axis to it: so ``fuse`` has the meaning, the arguments and the errors of ``vmap``.
+
+What no kernel can do splits the function; see :mod:`jaxmagma.segments`.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxmagma.index import GatherAxis, ScatterAxis
+from jaxmagma.segments import Gathered, run
+
+
+def fuse(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callable[..., Any]:
+    """Runs a function of one element over all elements, as one kernel where that is possible.
+
+    ``jm.fuse(fn)`` means ``jax.vmap(fn)``: same arguments, same results up to rounding, same
+    errors.  Contractions, pointwise functions, reductions and the movement of values inside a tile
+    become one native kernel, which reads each element once and writes each result once; so do the
+    derivatives of the fused function, which recompute on chip what they need.  Whatever else the
+    function does, plain JAX computes: :func:`jaxmagma.explain` says what, and why.
+
+    Args:
+      fn: a function of arrays (or trees of arrays), written for one element.  Arrays that it closes
+        over are constants of the kernel, as far as they are known when it is traced.
+      in_axes: as in ``jax.vmap``: the axis that runs over elements, an integer or None for each
+        argument or each leaf of it; or :func:`jaxmagma.gather`, for a global vector of which every
+        element reads its own values.
+      out_axes: as in ``jax.vmap``; or :func:`jaxmagma.scatter_add`, for a global vector to which
+        every element adds its values.
+
+    Returns:
+      The function of all elements.  Under ``jax.jit`` it is traced and compiled once.
+
+    Raises:
+      What ``jax.vmap`` raises, when the function is called.
+
+    Example: diffusion in two dimensions, with the metric ``D`` at the quadrature points.
+
+    >>> import jax, jaxmagma as jm, jax.numpy as jnp, numpy as np
+    >>> B, G = np.random.rand(4, 3), np.random.rand(4, 3)     # values and slopes of the basis
+    >>> def diffusion(u, D):                                   # (3, 3) and (4, 4, 2, 2)
+    ...     gradient = jnp.stack([G @ u @ B.T, B @ u @ G.T], -1)
+    ...     flux = jnp.einsum("xyij,xyj->xyi", D, gradient)
+    ...     return G.T @ flux[..., 0] @ B + B.T @ flux[..., 1] @ G
+    >>> u, D = np.random.rand(100, 3, 3), np.random.rand(100, 4, 4, 2, 2)
+    >>> v = jax.jit(jm.fuse(diffusion))(u, D)
+    >>> np.allclose(v, jax.vmap(diffusion)(u, D), rtol=1e-5, atol=1e-5)
+    True
+    """
+    if not callable(fn):
+        raise TypeError(f"fuse needs a function, not {fn!r}")
+    gathers = any(map(_is_index, jax.tree.leaves(in_axes, is_leaf=_is_index)))
+    scatters = any(map(_is_index, jax.tree.leaves(out_axes, is_leaf=_is_index)))
+    for name, axes, kind in (("in_axes", in_axes, GatherAxis), ("out_axes", out_axes, ScatterAxis)):
+        for x in jax.tree.leaves(axes, is_leaf=_is_index):
+            if _is_index(x) and not isinstance(x, kind):
+                raise TypeError(f"fuse: {x} is no entry of {name}")
+
+    @functools.wraps(fn)
+    def fused(*args: Any, **kwargs: Any) -> Any:
+        axes = (in_axes,) * len(args) if _is_index(in_axes) else in_axes
+        plain_out_axes = _replaced(out_axes, 0) if scatters else out_axes
+        if gathers:
+            axes = tuple(axes)
+            result = _gathering(fn, args, kwargs, axes, plain_out_axes)
+        else:
+
+            def element(*args: Any, **kwargs: Any) -> Any:
+                return _element(fn, args, kwargs, [None] * len(jax.tree.leaves(args)), [])
+
+            result = jax.vmap(element, axes, plain_out_axes)(*args, **kwargs)
+        if scatters:
+            spread = _broadcast(out_axes, result)
+            leaves, tree = jax.tree.flatten(result)
+            result = jax.tree.unflatten(
+                tree,
+                [x(leaf) if _is_index(x) else leaf for x, leaf in zip(spread, leaves, strict=True)],
+            )
+        return result
+
+    return fused
+
+
+def _is_index(x: Any) -> bool:
+    return isinstance(x, GatherAxis | ScatterAxis)
+
+
+def _replaced(axes: Any, by: int | None) -> Any:
+    return jax.tree.map(lambda x: by if _is_index(x) else x, axes, is_leaf=_is_index)
+
+
+def _broadcast(axes: Any, tree: Any) -> list[Any]:
+    """The entry of ``axes`` for each leaf of ``tree``."""
+    whole = jax.tree.broadcast(axes, tree, is_leaf=lambda x: x is None or _is_index(x))
+    return jax.tree.leaves(whole, is_leaf=lambda x: x is None or _is_index(x))
+
+
+def _gathering(
+    fn: Callable[..., Any], args: Any, kwargs: Any, in_axes: tuple[Any, ...], out_axes: Any
+) -> Any:
+    """The function of all elements, some arguments being vectors of which each reads its part."""
+    spread = [x if _is_index(x) else None for x in _broadcast(in_axes, args)]
+    used = list(dict.fromkeys(x for x in spread if x is not None))
+    for axis, leaf in zip(spread, jax.tree.leaves(args), strict=True):
+        if axis is not None:
+            axis.check(leaf)
+
+    def element(indices: Sequence[jax.Array], *args: Any, **kwargs: Any) -> Any:
+        return _element(fn, args, kwargs, spread, dict(zip(used, indices, strict=True)))
+
+    over = jax.vmap(element, (0, *_replaced(in_axes, None)), out_axes)
+    return over([x.index for x in used], *args, **kwargs)
+
+
+# ---- One element ---------------------------------------------------------------------------------
+
+
+def _element(
+    fn: Callable[..., Any], args: Any, kwargs: Any, gathers: Sequence[Any], indices: Any
+) -> Any:
+    """The results of one element, by a program."""
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    gathers = [*gathers, *[None] * (len(leaves) - len(gathers))]
+    operands = [
+        leaf if axis is None else Gathered(leaf, indices[axis], axis.places)
+        for leaf, axis in zip(leaves, gathers, strict=True)
+    ]
+    avals = [x.aval if isinstance(x, Gathered) else jax.typeof(x) for x in operands]
+    out_tree = None
+
+    def flat(*leaves: Any) -> list[Any]:
+        nonlocal out_tree
+        args, kwargs = jax.tree.unflatten(tree, leaves)
+        results, out_tree = jax.tree.flatten(fn(*args, **kwargs))
+        return results
+
+    closed = jax.make_jaxpr(flat)(
+        *(
+            jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=getattr(x, "weak_type", False))
+            for x in avals
+        )
+    )
+    assert out_tree is not None
+    return jax.tree.unflatten(out_tree, run(closed, operands))

@@ -1,0 +1,614 @@
+"""Reads a JAX function of one element's tiles into a program.
+
+Every equation of the jaxpr becomes operations of a :class:`Builder`, or is *unsupported*, with a
+reason.  What depends on constants alone is computed while reading.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+
+from jaxmagma.builder import Builder, letters, row_major
+from jaxmagma.functions import COMPLEX_FUNCTIONS, FUNCTIONS
+from jaxmagma.program import Contract, ElementProgram, Map, Place, View
+
+
+# A loop of more steps than this stays one.
+_MOST_STEPS = 64
+# Values taken apart, or small matrices multiplied, one by one.
+_MOST_PIECES = 64
+_LARGEST_COMPONENT = 4
+
+
+class Unsupported(Exception):
+    """Why an equation is no operation of a program."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A value of the builder, as a variable of the jaxpr."""
+
+    value: int
+
+
+Read = Tile | np.ndarray  # of a variable: in the program, or known
+Emit = Callable[..., Any]  # (function, operands...) -> value
+
+
+# ---- Pointwise equations -------------------------------------------------------------------------
+
+
+def _integer_power(emit: Emit, base: Any, exponent: int) -> Any:
+    if exponent < 0:
+        return emit("div", 1.0, _integer_power(emit, base, -exponent))
+    result = None
+    while exponent:
+        if exponent & 1:
+            result = base if result is None else emit("mul", result, base)
+        exponent >>= 1
+        if exponent:
+            base = emit("mul", base, base)
+    return 1.0 if result is None else result
+
+
+def _round(emit: Emit, x: Any, rounding_method: Any) -> Any:
+    away = rounding_method == jax.lax.RoundingMethod.AWAY_FROM_ZERO
+    return emit("round_away" if away else "round_even", x)
+
+
+def _select(emit: Emit, which: Any, *cases: Any) -> Any:
+    if len(cases) != 2:
+        raise Unsupported("a selection among more than two cases")
+    return emit("select", which, *cases)
+
+
+# Primitives that are not named after their function, and those that are several.
+POINTWISE: dict[str, Callable[..., Any]] = {
+    "integer_pow": lambda emit, x, y: _integer_power(emit, x, y),
+    "square": lambda emit, x: emit("mul", x, x),
+    "add_any": lambda emit, a, b: emit("add", a, b),
+    "clamp": lambda emit, low, x, high: emit("min", emit("max", x, low), high),
+    "select_n": _select,
+    "round": _round,
+}
+# Parameters that say how accurate a function is to be: ours are as accurate as they get.
+_IGNORED = {"accuracy", "sharding", "out_sharding", "accumulation_dtype", "mul_impl"}
+
+
+def pointwise(equation: JaxprEqn, emit: Emit, operands: Sequence[Any]) -> Any | None:
+    """The result of a pointwise equation through ``emit``, or None if it is none."""
+    name = equation.primitive.name
+    parameters = {k: v for k, v in equation.params.items() if k not in _IGNORED and v is not None}
+    if name in POINTWISE:
+        return POINTWISE[name](emit, *operands, **parameters)
+    if name in FUNCTIONS and FUNCTIONS[name].operands == len(operands) and not parameters:
+        return emit(name, *operands)
+    return None
+
+
+def pointwise_rule(closed: ClosedJaxpr, dtype: np.dtype) -> Callable[..., Any]:
+    """A jaxpr of scalars as a function ``(emit, operands, constant) -> value``.
+
+    ``emit`` makes the value of a pointwise function, ``constant`` that of a known scalar; None is a
+    result that is known to be zero.
+    """
+
+    def rule(emit: Emit, operands: Sequence[Any], constant: Callable[[np.ndarray], Any]) -> Any:
+        def made(x: Any) -> Any:
+            known = isinstance(x, float | np.ndarray | np.generic)
+            return constant(np.asarray(x, dtype)) if known else x
+
+        def emit_made(function: str, *values: Any) -> Any:
+            return emit(function, *map(made, values))
+
+        def run(closed: ClosedJaxpr, values: Sequence[Any]) -> list[Any]:
+            known: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+            known.update(zip(closed.jaxpr.invars, values, strict=True))
+            for equation in closed.jaxpr.eqns:
+                inputs = [x.val if isinstance(x, Literal) else known[x] for x in equation.invars]
+                inner = inner_jaxpr(equation)
+                if all(isinstance(x, float | int | np.ndarray | np.generic) for x in inputs):
+                    results = evaluated(equation, inputs)
+                elif inner is not None:
+                    results = run(inner, inputs)
+                elif equation.primitive.name in _NO_CHANGE:
+                    results = inputs[:1]
+                else:
+                    found = pointwise(equation, emit_made, inputs)
+                    if found is None:
+                        raise AssertionError(f"{equation.primitive.name} of scalars")
+                    results = [found]
+                known.update(zip(equation.outvars, results, strict=True))
+            return [x.val if isinstance(x, Literal) else known[x] for x in closed.jaxpr.outvars]
+
+        (result,) = run(closed, operands)
+        if isinstance(result, float | int | np.ndarray | np.generic):
+            return None if not np.any(result) else constant(np.asarray(result, dtype))
+        return result
+
+    return rule
+
+
+# ---- Reading -------------------------------------------------------------------------------------
+
+# Of values that are all one dtype these change nothing.
+_NO_CHANGE = {
+    "convert_element_type",
+    "broadcast_in_dim",
+    "copy",
+    "copy_p",
+    "stop_gradient",
+    "reduce_precision",
+    "optimization_barrier",
+}
+_CALLS = {
+    "jit",
+    "pjit",
+    "closed_call",
+    "core_call",
+    "remat",
+    "remat2",
+    "checkpoint",
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "custom_vjp_call_jaxpr",
+}
+
+
+def inner_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
+    """What an equation calls, if it does nothing else."""
+    if equation.primitive.name in _CALLS:
+        for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+            if key in equation.params:
+                found = equation.params[key]
+                return found if isinstance(found, ClosedJaxpr) else ClosedJaxpr(found, [])
+    return None
+
+
+def evaluated(equation: JaxprEqn, operands: Sequence[Any]) -> list[np.ndarray]:
+    """The results of an equation of known operands."""
+    with jax.ensure_compile_time_eval():
+        return [np.asarray(x) for x in applied(equation, operands)]
+
+
+def applied(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    """The results of an equation, by plain JAX."""
+    bound = equation.primitive.get_bind_params(equation.params)
+    functions, parameters = bound if isinstance(bound, tuple) else ((), bound)
+    made = equation.primitive.bind(*functions, *operands, **parameters)
+    return list(made) if equation.primitive.multiple_results else [made]
+
+
+class Reader:
+    """Reads equations into ``builder``; all values but indices are of ``dtype``."""
+
+    def __init__(self, builder: Builder, dtype: np.dtype) -> None:
+        self.builder = builder
+        self.dtype = dtype
+
+    def value(self, read: Read) -> int:
+        if isinstance(read, Tile):
+            return read.value
+        return self.builder.constant(np.asarray(read).astype(self.dtype))
+
+    def shape(self, read: Read) -> tuple[int, ...]:
+        return self.builder.tile(read.value) if isinstance(read, Tile) else np.shape(read)
+
+    def emit(self, function: str, *operands: Any) -> Tile:
+        """A pointwise function of tiles of equal shape, constants and scalars."""
+        if self.dtype.kind == "c" and function not in COMPLEX_FUNCTIONS:
+            raise Unsupported(f"{function} of complex numbers is not an operation of a kernel")
+        if function in ("add", "sub") and not isinstance(operands[1], Tile):
+            if not np.any(operands[1]) and len(self.shape(operands[0])) >= np.ndim(operands[1]):
+                return operands[0]
+        if function == "add" and not isinstance(operands[0], Tile) and not np.any(operands[0]):
+            return self.emit("sub", operands[1], operands[0])
+        # Ranks are equal, but for scalars; an extent may be one where others are larger.
+        tile = np.broadcast_shapes(*(self.shape(x) for x in operands))
+        labels = letters(len(tile))
+        sizes = dict(zip(labels, tile, strict=True))
+        terms = []
+        for x in operands:
+            if not isinstance(x, Tile) and np.size(x) and (np.ravel(x) == np.ravel(x)[0]).all():
+                x = np.ravel(x)[0]
+            shape, own = self.shape(x), labels if self.shape(x) else ""
+            for axis in reversed(range(len(shape))):
+                if shape[axis] == 1 != tile[axis]:
+                    x, own = self.index(x, axis, 0), own[:axis] + own[axis + 1 :]
+            terms.append((self.value(x), own))
+        return Tile(self.builder.pointwise(function, terms, labels, sizes))
+
+    def equation(self, equation: JaxprEqn, operands: Sequence[Read]) -> list[Read]:
+        """The results of one equation; raises ``Unsupported``."""
+        if not any(isinstance(x, Tile) for x in operands):
+            return list(evaluated(equation, operands))
+        inner = inner_jaxpr(equation)
+        if inner is not None:
+            return self.jaxpr(inner, operands)
+        self.check_dtypes(equation)
+        found = pointwise(equation, self.emit, operands)
+        if found is not None:
+            return [found]
+        rule = _RULES.get(equation.primitive.name)
+        if rule is None:
+            raise Unsupported(f"{equation.primitive.name} is not an operation of a kernel")
+        results = rule(self, equation, *operands)
+        return list(results) if isinstance(results, list) else [results]
+
+    def jaxpr(self, closed: ClosedJaxpr, arguments: Sequence[Read]) -> list[Read]:
+        known: dict[Any, Read] = {}
+        consts = [np.asarray(x) for x in closed.consts]
+        known.update(zip(closed.jaxpr.constvars, consts, strict=True))
+        known.update(zip(closed.jaxpr.invars, arguments, strict=True))
+
+        def read(x: Any) -> Read:
+            return np.asarray(x.val) if isinstance(x, Literal) else known[x]
+
+        for equation in closed.jaxpr.eqns:
+            results = self.equation(equation, [read(x) for x in equation.invars])
+            known.update(zip(equation.outvars, results, strict=True))
+        return [read(x) for x in closed.jaxpr.outvars]
+
+    def check_dtypes(self, equation: JaxprEqn) -> None:
+        name = equation.primitive.name
+        for x in [*equation.invars, *equation.outvars]:
+            dtype = np.dtype(x.aval.dtype)
+            if jax.numpy.issubdtype(dtype, np.inexact) and dtype != self.dtype:
+                if not isinstance(x, Literal):
+                    raise Unsupported(f"{name} mixes {dtype} with {self.dtype}")
+        for x in equation.outvars:
+            dtype = np.dtype(x.aval.dtype)
+            # A truth value as an integer is the same number; other integers are not computed.
+            of_truth = all(x.aval.dtype == bool for x in equation.invars)
+            if dtype.kind in "iu" and not (name == "convert_element_type" and of_truth):
+                raise Unsupported(f"{name} computes with {dtype}")
+
+    # ---- Taking tiles apart ----------------------------------------------------------------------
+
+    def index(self, read: Read, axis: int, k: int) -> Read:
+        if isinstance(read, Tile):
+            return Tile(self.builder.index(read.value, axis, k))
+        return np.take(read, k, axis)
+
+    def components(self, read: Read, axis: int) -> Read:
+        """The same value, stacked of its components along an axis."""
+        count = self.shape(read)[axis]
+        if not isinstance(read, Tile) or count == 1:
+            return read
+        parts = [self.builder.index(read.value, axis, k) for k in range(count)]
+        return Tile(self.builder.stack(parts, axis))
+
+    def stack(self, reads: Sequence[Read], axis: int) -> Read:
+        if not any(isinstance(x, Tile) for x in reads):
+            return np.stack([np.asarray(x) for x in reads], axis)
+        return Tile(self.builder.stack([self.value(x) for x in reads], axis))
+
+    def pieces(self, read: Read, axes: Sequence[int]) -> np.ndarray:
+        """The value at every place along some axes, an array of objects."""
+        shape = self.shape(read)
+        count = math.prod(shape[axis] for axis in axes)
+        if count > _MOST_PIECES:
+            raise Unsupported(f"it takes a value apart into {count} pieces")
+        found = np.empty([shape[axis] for axis in axes], object)
+        for at in np.ndindex(*found.shape):
+            piece = read
+            for axis, k in sorted(zip(axes, at, strict=True), reverse=True):
+                piece = self.index(piece, axis, k)
+            found[at] = piece
+        return found
+
+    def assembled(self, pieces: np.ndarray) -> Read:
+        """Scalars as a tile of the shape of the array they are in."""
+        if pieces.ndim == 0:
+            piece: Read = pieces.item()
+            return piece
+        return self.stack([self.assembled(np.asarray(x, object)) for x in pieces], 0)
+
+
+# ---- Rules ---------------------------------------------------------------------------------------
+# Each one makes the results of an equation that has at least one operand in the program.
+
+
+def _dot_general(reader: Reader, equation: JaxprEqn, left: Read, right: Read) -> Read:
+    (left_summed, right_summed), (left_batch, right_batch) = equation.params["dimension_numbers"]
+    if left_batch and isinstance(left, Tile) and isinstance(right, Tile):
+        # Small matrices at every point: products of their components, point by point.
+        small = {
+            axis
+            for axis, extent in enumerate(reader.shape(left))
+            if axis not in left_batch and extent <= _LARGEST_COMPONENT
+        }
+        for axis in small:
+            left = reader.components(left, axis)
+        for axis, extent in enumerate(reader.shape(right)):
+            if axis not in right_batch and extent <= _LARGEST_COMPONENT:
+                right = reader.components(right, axis)
+    left_shape, right_shape = reader.shape(left), reader.shape(right)
+    names = iter(letters(len(left_shape) + len(right_shape)))
+    left_labels = "".join(next(names) for _ in left_shape)
+    shared = dict(zip((*right_summed, *right_batch), (*left_summed, *left_batch), strict=True))
+    right_labels = "".join(
+        left_labels[shared[axis]] if axis in shared else next(names)
+        for axis in range(len(right_shape))
+    )
+    output = "".join(left_labels[axis] for axis in left_batch)
+    output += "".join(
+        x for n, x in enumerate(left_labels) if n not in left_summed and n not in left_batch
+    )
+    output += "".join(x for n, x in enumerate(right_labels) if n not in shared)
+    sizes = dict(zip(left_labels + right_labels, left_shape + right_shape, strict=True))
+    terms = [(reader.value(left), left_labels), (reader.value(right), right_labels)]
+    return Tile(reader.builder.contract(terms, output, sizes))
+
+
+def _broadcast_in_dim(reader: Reader, equation: JaxprEqn, x: Tile, *_: Any) -> Read:
+    shape = equation.params["shape"]
+    axes = equation.params["broadcast_dimensions"]
+    labels = letters(len(shape))
+    own, value = "", x.value
+    for axis, extent in reversed(list(zip(axes, reader.shape(x), strict=True))):
+        if extent == 1 and shape[axis] != 1:
+            value = reader.builder.index(value, axes.index(axis), 0)
+        else:
+            own = labels[axis] + own
+    sizes = dict(zip(labels, shape, strict=True))
+    return Tile(reader.builder.relabel(value, own, labels, sizes))
+
+
+def _reshape(reader: Reader, equation: JaxprEqn, x: Tile, *_: Any) -> Read:
+    return Tile(reader.builder.reshape(x.value, tuple(equation.outvars[0].aval.shape)))
+
+
+def _transpose(reader: Reader, equation: JaxprEqn, x: Tile) -> Read:
+    return Tile(reader.builder.transpose(x.value, equation.params["permutation"]))
+
+
+def _rev(reader: Reader, equation: JaxprEqn, x: Tile) -> Read:
+    value = x.value
+    for axis in equation.params["dimensions"]:
+        count = reader.builder.tile(value)[axis]
+        value = reader.builder.slice(value, axis, count - 1, -1, count)
+    return Tile(value)
+
+
+def _slice(reader: Reader, equation: JaxprEqn, x: Tile) -> Read:
+    starts = equation.params["start_indices"]
+    steps = equation.params["strides"] or (1,) * len(starts)
+    value = x.value
+    for axis, count in enumerate(equation.outvars[0].aval.shape):
+        if count == 1 and reader.builder.tile(value)[axis] > 1:
+            # One place along an axis is a component.
+            part = reader.builder.index(value, axis, starts[axis])
+            tile = reader.builder.tile(value)
+            value = reader.builder.reshape(part, (*tile[:axis], 1, *tile[axis + 1 :]))
+        else:
+            value = reader.builder.slice(value, axis, starts[axis], steps[axis], count)
+    return Tile(value)
+
+
+def _dynamic_slice(reader: Reader, equation: JaxprEqn, x: Read, *starts: Read) -> Read:
+    if not isinstance(x, Tile) or any(isinstance(start, Tile) for start in starts):
+        raise Unsupported("dynamic_slice at an index that is computed")
+    value = x.value
+    for axis, (start, count) in enumerate(zip(starts, equation.params["slice_sizes"], strict=True)):
+        first = int(np.clip(start, 0, reader.builder.tile(value)[axis] - count))
+        value = reader.builder.slice(value, axis, first, 1, count)
+    return Tile(value)
+
+
+def _concatenate(reader: Reader, equation: JaxprEqn, *operands: Read) -> Read:
+    axis = equation.params["dimension"]
+    parts = [part for x in operands for part in reader.pieces(x, [axis])]
+    if len(parts) > _MOST_PIECES:
+        raise Unsupported(f"it concatenates {len(parts)} pieces")
+    return reader.stack(parts, axis)
+
+
+def _stack(reader: Reader, equation: JaxprEqn, *operands: Read) -> Read:
+    return reader.stack(operands, equation.params["axis"])
+
+
+def _unstack(reader: Reader, equation: JaxprEqn, x: Tile) -> list[Read]:
+    return list(reader.pieces(x, [equation.params["axis"]]))
+
+
+def _split(reader: Reader, equation: JaxprEqn, x: Tile) -> list[Read]:
+    axis, first, found = equation.params["axis"], 0, []
+    for size in equation.params["sizes"]:
+        found.append(Tile(reader.builder.slice(x.value, axis, first, 1, size)))
+        first += size
+    return list(found)
+
+
+def _pad(reader: Reader, equation: JaxprEqn, x: Read, padding: Read) -> Read:
+    config = equation.params["padding_config"]
+    if isinstance(padding, Tile) or np.any(padding) or any(min(x) < 0 for x in config):
+        raise Unsupported("pad with anything but zeros")
+    shape = tuple(equation.outvars[0].aval.shape)
+    strides = row_major(shape)
+    offset = sum(low * stride for (low, _, _), stride in zip(config, strides, strict=True))
+    steps = tuple((gap + 1) * s for (_, _, gap), s in zip(config, strides, strict=True))
+    return Tile(reader.builder.place([(reader.value(x), offset, steps)], shape))
+
+
+def _moved(reader: Reader, equation: JaxprEqn, *operands: Read) -> Read:
+    """Any movement at places that are known: told by what it does to the numbers of the values."""
+    moving = [x for x in operands if isinstance(x, Tile)]
+    if len(moving) > 1 or not isinstance(operands[0], Tile):
+        raise Unsupported(f"{equation.primitive.name} at places that are computed")
+    shape = reader.shape(operands[0])
+    count = math.prod(shape)
+    if max(count, math.prod(equation.outvars[0].aval.shape)) > _MOST_PIECES:
+        raise Unsupported(f"{equation.primitive.name} of {count} values")
+    # Numbered from one: zero is what is filled in.
+    numbers = np.arange(1, count + 1, dtype=reader.dtype).reshape(shape)
+    (found,) = evaluated(equation, [numbers, *operands[1:]])
+    if not np.isfinite(found).all():
+        raise Unsupported(f"{equation.primitive.name} out of bounds")
+    parts = reader.pieces(operands[0], range(len(shape))).reshape(-1)
+    pieces = np.empty(found.shape, object)
+    for at, number in np.ndenumerate(found):
+        pieces[at] = parts[int(number) - 1] if number else np.zeros((), reader.dtype)
+    return reader.assembled(pieces)
+
+
+def _reduce_sum(reader: Reader, equation: JaxprEqn, x: Tile) -> Read:
+    labels = letters(len(reader.shape(x)))
+    output = "".join(y for n, y in enumerate(labels) if n not in equation.params["axes"])
+    sizes = dict(zip(labels, reader.shape(x), strict=True))
+    return Tile(reader.builder.contract([(x.value, labels)], output, sizes))
+
+
+def _reduction(function: str) -> Callable[..., Read]:
+    def rule(reader: Reader, equation: JaxprEqn, x: Tile) -> Read:
+        pieces = list(reader.pieces(x, equation.params["axes"]).reshape(-1))
+        while len(pieces) > 1:
+            pairs = zip(pieces[::2], pieces[1::2], strict=False)
+            left = pieces[-1:] if len(pieces) % 2 else []
+            pieces = [reader.emit(function, *pair) for pair in pairs] + left
+        return pieces[0]
+
+    return rule
+
+
+def _cumulative(function: str) -> Callable[..., Read]:
+    def rule(reader: Reader, equation: JaxprEqn, x: Tile) -> Read:
+        axis = equation.params["axis"]
+        pieces = list(reader.pieces(x, [axis]))
+        if equation.params["reverse"]:
+            pieces.reverse()
+        for n in range(1, len(pieces)):
+            pieces[n] = reader.emit(function, pieces[n - 1], pieces[n])
+        if equation.params["reverse"]:
+            pieces.reverse()
+        return reader.stack(pieces, axis)
+
+    return rule
+
+
+def _convert(reader: Reader, equation: JaxprEqn, x: Tile) -> Read:
+    if equation.outvars[0].aval.dtype == bool and equation.invars[0].aval.dtype != bool:
+        return reader.emit("ne", x, 0.0)
+    return x
+
+
+def _unchanged(reader: Reader, equation: JaxprEqn, *operands: Read) -> list[Read]:
+    return list(operands)
+
+
+def _scan(reader: Reader, equation: JaxprEqn, *operands: Read) -> list[Read]:
+    p = equation.params
+    if p["length"] > _MOST_STEPS:
+        raise Unsupported(f"a loop of {p['length']} steps")
+    consts, carry = p["num_consts"], p["num_carry"]
+    state = list(operands[consts : consts + carry])
+    steps = range(p["length"])
+    made: list[list[Read]] = []
+    for step in reversed(steps) if p["reverse"] else steps:
+        slices = [reader.index(x, 0, step) for x in operands[consts + carry :]]
+        results = reader.jaxpr(p["jaxpr"], [*operands[:consts], *state, *slices])
+        state = results[:carry]
+        made.append(results[carry:])
+    if p["reverse"]:
+        made.reverse()
+    return [*state, *(reader.stack(list(x), 0) for x in zip(*made, strict=True))]
+
+
+def _cond(reader: Reader, equation: JaxprEqn, which: Read, *operands: Read) -> list[Read]:
+    branches = equation.params["branches"]
+    if not isinstance(which, Tile):
+        return reader.jaxpr(branches[int(np.clip(which, 0, len(branches) - 1))], operands)
+    if len(branches) != 2 or reader.shape(which):
+        raise Unsupported("cond of more than two branches")
+    results = [reader.jaxpr(branch, operands) for branch in branches]
+    return [reader.emit("select", which, *pair) for pair in zip(*results, strict=True)]
+
+
+def _program(reader: Reader, equation: JaxprEqn, *operands: Read) -> list[Read]:
+    """A program inside of one: its batch axes are axes of tiles here."""
+    program: ElementProgram = equation.params["program"]
+    builder, remaining = reader.builder, iter(operands)
+    extents = program.batch_extents([reader.shape(x) for x in operands])
+    first = 0x5000
+    axis_label = [chr(first + n) for n in range(program.batch_rank)]
+    sizes = dict(zip(axis_label, extents, strict=True))
+    # Every value as one of this builder, and its labels of batch axes, which stand ahead.
+    values: list[tuple[int, str]] = []
+
+    def term(value: int, labels: str) -> tuple[int, str]:
+        number, batch = values[value]
+        return number, batch + labels
+
+    for operand in program.inputs:
+        read = next(remaining) if operand.constant is None else operand.constant.array
+        batch = "".join(axis_label[axis] for axis in operand.batch)
+        values.append((reader.value(read), batch))
+    for number, operation in enumerate(program.operations, start=len(program.inputs)):
+        batch = "".join(axis_label[axis] for axis in sorted(program.batch[number]))
+        if isinstance(operation, Contract | Map):
+            terms = [term(value, labels) for value, labels in operation.terms]
+            output, both = batch + operation.output, operation.extents | sizes
+            if isinstance(operation, Map):
+                made = builder.pointwise(operation.function, terms, output, both)
+            else:
+                made = builder.contract(terms, output, both)
+        elif batch:
+            raise Unsupported("a program of several elements, with views of their tiles")
+        elif isinstance(operation, View):
+            value = values[operation.operand][0]
+            made = builder.view(value, operation.offset, operation.strides, operation.tile)
+        elif isinstance(operation, Place):
+            pieces = [(values[value][0], *where) for value, *where in operation.pieces]
+            made = builder.place(pieces, operation.tile)  # type: ignore[arg-type]
+        else:
+            raise Unsupported("a program that gathers")
+        values.append((made, batch))
+    results: list[Read] = []
+    for out in program.outputs:
+        labels = letters(len(program.tiles[out.value]))
+        own = dict(zip(labels, program.tiles[out.value], strict=True)) | sizes
+        output = "".join(axis_label[axis] for axis in out.batch) + labels
+        results.append(Tile(builder.contract([term(out.value, labels)], output, own)))
+    return results
+
+
+_RULES: dict[str, Callable[..., Any]] = {
+    "dot_general": _dot_general,
+    "broadcast_in_dim": _broadcast_in_dim,
+    "reshape": _reshape,
+    "squeeze": _reshape,
+    "expand_dims": _reshape,
+    "transpose": _transpose,
+    "rev": _rev,
+    "slice": _slice,
+    "dynamic_slice": _dynamic_slice,
+    "concatenate": _concatenate,
+    "stack": _stack,
+    "unstack": _unstack,
+    "split": _split,
+    "pad": _pad,
+    "gather": _moved,
+    "reduce_sum": _reduce_sum,
+    "reduce_max": _reduction("max"),
+    "reduce_min": _reduction("min"),
+    "reduce_prod": _reduction("mul"),
+    "reduce_and": _reduction("and"),
+    "reduce_or": _reduction("or"),
+    "cumsum": _cumulative("add"),
+    "cumprod": _cumulative("mul"),
+    "cummax": _cumulative("max"),
+    "cummin": _cumulative("min"),
+    "convert_element_type": _convert,
+    "copy": _unchanged,
+    "copy_p": _unchanged,
+    "stop_gradient": _unchanged,
+    "optimization_barrier": _unchanged,
+    "scan": _scan,
+    "cond": _cond,
+    "element_program": _program,
+}
