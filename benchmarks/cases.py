@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from benchmarks import fused
 from benchmarks import workloads as w
 from benchmarks.workloads import Workload
 
@@ -44,6 +45,14 @@ def _all(suite: str, size: float) -> Iterator[Workload]:
         yield w.bk1_grad(p, "ud", size)
     for p in some(1, 2, 3, 5, 8, more=tuple(range(1, 9))):
         yield _renamed(w.bk1(p, size), "bk1-traced")
+
+    for p in some(*range(1, 9), more=(11, 15)):
+        yield fused.bk3(p, size)
+    for p in some(3, 6, more=tuple(range(1, 9))):
+        yield fused.bk3_grad(p, size)
+        yield fused.global_diffusion(p, size)
+    for k in (2, 3, 4):
+        yield fused.corner_force(k, size)
 
     yield from _fall_back(size)
 

@@ -21,18 +21,20 @@ Einsum = Callable[..., Array]
 class Workload:
     """A function written with the einsum passed in, so that every einsum runs the same one.
 
+    If it is ``fused``, what is passed in is ``jax.vmap`` or ``jm.fuse``.
     ``shared[i]`` says that argument ``i`` has no element axis. ``leading`` says that the output's
     first axis is the element axis and that its first elements can be computed alone, in numpy.
     """
 
     name: str
-    make: Callable[[Einsum], Callable[..., Any]]
+    make: Callable[[Any], Callable[..., Any]]
     shapes: tuple[tuple[int, ...], ...]
     shared: tuple[bool, ...]
     least_bytes: int
     flops: int
     dtype: str = "float64"
     leading: bool = True
+    fused: bool = False
 
     def __post_init__(self) -> None:
         if len(self.shapes) != len(self.shared):

@@ -94,6 +94,7 @@ void OrderByMemory(const Plan& plan, std::vector<Axis>& axes) {
   size_t largest = 0;
   double most = -1;
   for (size_t i = 0; i < plan.inputs.size(); ++i) {
+    if (plan.inputs[i].kind == Input::kVector) continue;
     double size = static_cast<double>(plan.inputs[i].size);
     for (const Axis& axis : axes) size *= axis.inputs[i] ? static_cast<double>(axis.extent) : 1;
     if (size > most) largest = i, most = size;

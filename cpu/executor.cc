@@ -115,7 +115,7 @@ AlignedBytes Executor::MakeShared(const std::vector<Array>& arguments) const {
       std::memcpy(to, from, bytes);
     }
   }
-  RunSharedSteps(plan_, shared.get());
+  RunSharedSteps(plan_, kernels_, shared.get());
   PackPanels(plan_, whole_, shared.get(), shared.get() + panels());
   return shared;
 }
@@ -164,11 +164,11 @@ void Executor::RunPass(std::vector<Axis> axes, const std::vector<size_t>& chosen
   for (size_t i = 0; i < plan_.inputs.size(); ++i) {
     if (plan_.inputs[i].kind == Input::kConstant) continue;
     const Array& array = arguments[argument++];
-    if (plan_.inputs[i].kind == Input::kShared) continue;
+    if (!plan_.moves(i)) continue;
     inputs[i] = array.data;
     if (array.values() == 0) {
       // It is empty along an ignored axis; what is read in its place is not used.
-      const int64_t bytes = plan_.inputs[i].size * plan_.stored_bytes();
+      const int64_t bytes = plan_.tile_bytes(i);
       zeros.push_back(AllocateAligned(bytes));
       std::memset(zeros.back().get(), 0, bytes);
       inputs[i] = zeros.back().get();

@@ -5,6 +5,7 @@
 #include "kernels.h"
 
 #include "direct.h"
+#include "expression.h"
 #include "gemm.h"
 #include "half.h"
 #include "lanes.h"
@@ -183,18 +184,51 @@ struct Machine {
   static void Sum(const Step& s, T* scratch) {
     for (int64_t column = 0; column < s.columns; ++column) {
       const T* in = scratch + s.left + s.right_column[column];
+      T* out = scratch + s.out + s.out_column[column];
       Lanes<T> sum = LoadLanes(in);
       for (int64_t k = 1; k < s.inner; ++k) sum += LoadLanes(in + s.right_inner[k]);
-      StoreLanes(scratch + s.out + s.out_column[column], sum);
+      if (s.accumulate) sum += LoadLanes(out);
+      StoreLanes(out, sum);
     }
   }
 
-  static void Add(const Step& s, T* scratch) {
-    const T* left = scratch + s.left;
-    const T* right = scratch + s.right;
+  static void Zero(const Step& s, T* scratch) {
+    for (int64_t i = 0; i < s.count; i += W) StoreLanes(scratch + s.out + i, Lanes<T>{});
+  }
+
+  // ---- rows that an index points to --------------------------------------------------------
+
+  static void GatherRows(const Step& s, const Block& block, T* scratch, int64_t plane) {
+    const Rows vector = block.inputs[s.left], index = block.inputs[s.array];
     T* out = scratch + s.out;
-    for (int64_t i = 0; i < s.count * W; i += W) {
-      StoreLanes(out + i, LoadLanes(left + i) + LoadLanes(right + i));
+    const Stored zero{};
+    for (int64_t lane = 0; lane < plane; lane += W, out += W) {
+      const int32_t* at[W];
+      RowPointers(index, lane, at);
+      const Stored* base[W];
+      RowPointers(vector, lane, base);
+      T* to = out;
+      for (int64_t row = 0; row < s.rows; ++row) {
+        const Stored* from[W];
+        bool present[W];
+        for (int j = 0; j < W; ++j) {
+          const int64_t i = at[j][row];
+          present[j] = i >= 0 && i < s.limit;
+          from[j] = present[j] ? base[j] + i * s.columns : &zero;
+        }
+        for (int64_t c = 0; c < s.columns; ++c, to += plane) {
+          Lanes<T> x{};
+          for (int j = 0; j < W; ++j) {
+            const Stored value = present[j] ? from[j][c] : zero;
+            if constexpr (kConverts) {
+              x[j] = value.Widen();
+            } else {
+              x[j] = value;
+            }
+          }
+          StoreLanes(to, x);
+        }
+      }
     }
   }
 
@@ -263,8 +297,21 @@ struct Machine {
         case Step::kSum:
           Sum(*s, scratch);
           break;
-        case Step::kAdd:
-          Add(*s, scratch);
+        case Step::kZero:
+          Zero(*s, scratch);
+          break;
+        case Step::kGather:
+          GatherRows(*s, block, scratch, plane);
+          break;
+        case Step::kExpression:
+          Pointwise<T, kComplex>::Run(*s, shared, scratch, static_cast<T*>(block.slots), plane,
+                                      [&](int32_t input, int64_t first, int64_t count, T* out) {
+                                        Rows rows = block.inputs[input];
+                                        rows.base += first * kPlanes * sizeof(Stored);
+                                        Step load{};
+                                        load.count = count * kPlanes;
+                                        LoadRows<false>(load, rows, staged, out, plane);
+                                      });
           break;
         case Step::kDirect:
           if constexpr (!kComplex && !kConverts) DirectProduct<T>::Run(*s, block);
@@ -289,6 +336,8 @@ extern const Kernels kKernels = {
      Machine<float, false, BFloat16>::Run},
     {nullptr, nullptr, nullptr, nullptr, WidenAll<Float16>, WidenAll<BFloat16>},
     {nullptr, nullptr, nullptr, nullptr, NarrowAll<Float16>, NarrowAll<BFloat16>},
+    {Pointwise<float, false>::One, Pointwise<double, false>::One, Pointwise<float, true>::One,
+     Pointwise<double, true>::One, Pointwise<float, false>::One, Pointwise<float, false>::One},
     FinishStreams,
 };
 

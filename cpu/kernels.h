@@ -9,6 +9,26 @@
 
 namespace jaxmagma {
 
+// One operation of an expression, on the values of a chunk of points: `out = function(a, b, c)`.
+// Places and strides count reals.
+struct Micro {
+  enum Kind : int32_t {
+    kFunction,
+    kFill,     // out = one value at place[1], once for all chunks
+    kCollect,  // out = values at place[1] + table
+    kWindow,   // out = `width` values of an input a point
+  } kind;
+  int32_t function;  // a Function
+  bool flat;         // all operands are next to each other
+  bool shared;       // kFill, kCollect: from the memory all elements share
+  bool in_scratch[4];
+  int64_t place[4];   // in scratch or the slots
+  int64_t stride[4];  // from point to point
+  const int32_t* table;
+  int32_t input;
+  int32_t width;
+};
+
 // One instruction of a plan, made ready for a block of `EB` elements. All offsets count reals. A
 // *column* is one vector of one value: EB / lanes columns make up a value.
 struct Step {
@@ -22,12 +42,14 @@ struct Step {
     kGemm,      // out[pair, row, column] = sum_k left[pair, row, k] * right[pair, k, column]
     kTimes,     // out[pair] = left[pair] * right[pair]
     kSum,       // out[column] = sum_k left[column, k]
-    kAdd,       // out = left + right
-    kDirect,    // output[row, column] = sum_k input[row, k] * input[k, column], without lanes
+    kZero,      // out = 0
+    kGather,    // out = rows of input `left` that input `array` points to
+    kExpression,
+    kDirect,  // output[row, column] = sum_k input[row, k] * input[k, column], without lanes
   } kind;
   int32_t array;  // number of an input or output
   int32_t accumulate;
-  int64_t count;  // kLoad, kMultiply, kStore: reals of a row. kSpread: values. kAdd: vectors
+  int64_t count;  // kLoad, kMultiply, kStore: reals of a row. kSpread: values. kZero: reals
   int64_t out;
   int64_t left;  // of a shared operand, in the panels
   int64_t right;
@@ -52,6 +74,12 @@ struct Step {
   bool left_shared, right_shared;
   int64_t left_row_stride, left_inner_stride, right_inner_stride, right_column_stride;
   int64_t out_row_stride;
+  // kExpression: `chunk` points at a time.
+  int64_t points;
+  const Micro* micros;
+  int64_t micro_count;
+  // kGather: `rows` indices below `limit`, `columns` reals each.
+  int64_t limit;
 };
 
 // A stretch of memory that the next block reads.
@@ -72,6 +100,7 @@ struct Block {
   int64_t count;  // elements; lanes from there on are copies of the last one
   void* scratch;
   void* staged;        // rows of 16-bit operands in 32 bits, or results on their way
+  void* slots;         // of expressions
   const void* shared;  // the memory all elements share
   const void* panels;  // shared left operands, packed
   const Rows* inputs;
@@ -93,6 +122,8 @@ struct Kernels {
   // Between an array and the type of the arithmetic; null where they are the same.
   void (*widen[6])(const void* from, float* to, int64_t count);
   void (*narrow[6])(const float* from, void* to, int64_t count);
+  // One value of a pointwise function, by DType.
+  void (*map[6])(int32_t function, const void* a, const void* b, const void* c, void* out);
   // Follows the last block with `stream` before another thread may read results. It is too slow to
   // follow each.
   void (*finish_streams)();

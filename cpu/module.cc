@@ -82,20 +82,27 @@ ffi::Error Execute(State* state, ffi::ThreadPool pool, ffi::RemainingArgs args,
     const Executor& executor = *state->executor;
     const ffi::DataType dtype = ElementType(executor.plan().dtype);
     std::vector<Array> arguments, results;
-    auto append = [&](std::vector<Array>& arrays, const ffi::AnyBuffer& buffer) {
+    auto append = [&](std::vector<Array>& arrays, const ffi::AnyBuffer& buffer,
+                      ffi::DataType wanted) {
       const ffi::AnyBuffer::Dimensions dims = buffer.dimensions();
       arrays.push_back({static_cast<std::byte*>(buffer.untyped_data()), dims.begin(), dims.size()});
-      return buffer.element_type() == dtype;
+      return buffer.element_type() == wanted;
     };
+    std::vector<ffi::DataType> dtypes;
+    for (const Input& input : executor.plan().inputs) {
+      if (input.kind == Input::kConstant) continue;
+      dtypes.push_back(input.kind == Input::kIndex ? ffi::S32 : dtype);
+    }
+    dtypes.resize(args.size(), dtype);  // any further operands are an error of their own
     for (size_t i = 0; i < args.size(); ++i) {
       auto buffer = args.get<ffi::AnyBuffer>(i);
-      if (!buffer || !append(arguments, *buffer)) {
+      if (!buffer || !append(arguments, *buffer, dtypes[i])) {
         return InvalidArgument("operand " + std::to_string(i) + " has the wrong dtype");
       }
     }
     for (size_t i = 0; i < rets.size(); ++i) {
       auto buffer = rets.get<ffi::AnyBuffer>(i);
-      if (!buffer || !append(results, **buffer)) {
+      if (!buffer || !append(results, **buffer, dtype)) {
         return InvalidArgument("result " + std::to_string(i) + " has the wrong dtype");
       }
     }

@@ -63,7 +63,8 @@ std::vector<Operand> Operands(const Plan& plan, const std::vector<Axis>& axes,
                               const std::vector<std::byte*>& outputs) {
   std::vector<Operand> operands;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    operands.push_back({inputs[i], plan.inputs[i].size * plan.stored_bytes(), {}});
+    operands.push_back({inputs[i], plan.tile_bytes(i), {}});
+    operands.back().ahead = plan.inputs[i].kind != Input::kVector;
     for (const Axis& axis : axes) {
       operands.back().strides.push_back(axis.inputs[i] * operands.back().tile_bytes);
     }
@@ -110,6 +111,7 @@ Pass::Pass(const Plan& plan, const Kernels& kernels, const Schedule& whole, cons
   }
   int64_t bytes = 0, all_bytes = 0;
   for (const Operand& operand : finder_.operands()) {
+    if (!operand.ahead) continue;
     bytes += operand.tile_bytes;
     all_bytes += Bytes(operand, axes_);
   }
@@ -147,8 +149,11 @@ class Pass::Worker {
       return at;
     };
     const int64_t scratch = reserve(plan_.scratch_size * lanes * plan_.value_bytes());
+    const int64_t slot_reals = std::max(pass.whole_.slot_reals, pass.rest_.slot_reals);
+    const int64_t slots = reserve(slot_reals * plan_.real_bytes());
     int64_t longest = 0;
     for (const Operand& operand : pass.finder_.operands()) {
+      if (!operand.ahead) continue;
       longest = std::max(longest, operand.tile_bytes / plan_.stored_bytes());
     }
     const bool converts = plan_.stored_bytes() != plan_.value_bytes();
@@ -163,6 +168,7 @@ class Pass::Worker {
     }
     std::byte* memory = Memory(bytes);
     scratch_ = memory + scratch;
+    slots_ = memory + slots;
     staged_ = memory + staged;
     for (size_t o = 0; o < pass.targets_.size(); ++o) {
       std::byte* total = memory + places[o];
@@ -229,6 +235,7 @@ class Pass::Worker {
     Block block{};
     block.count = now_.count;
     block.scratch = scratch_;
+    block.slots = slots_;
     block.staged = staged_;
     block.shared = pass_.shared_;
     block.panels = pass_.panels_;
@@ -310,6 +317,7 @@ class Pass::Worker {
   const Pass& pass_;
   const Plan& plan_;
   std::byte* scratch_;
+  std::byte* slots_;
   std::byte* staged_;
   std::vector<Sum> sums_;
   std::vector<void*> lane_sums_;

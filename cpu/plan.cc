@@ -1,10 +1,16 @@
 #include "plan.h"
 
+#include <algorithm>
+
+#include "functions.h"
+
 namespace jaxmagma {
 namespace {
 
-constexpr int64_t kVersion = 1;
+constexpr int64_t kVersion = 2;
 constexpr int64_t kLargest = int64_t{1} << 20;  // values of scratch, of shared memory, loops
+constexpr int64_t kLargestVector = int64_t{1} << 48;
+constexpr int64_t kMostSlots = 1 << 16;
 
 // Reads integers one by one; after the first impossible one, every read gives zero.
 class Reader {
@@ -47,31 +53,35 @@ class Reader {
 };
 
 // The product of extents, or -1 if it is out of bounds.
-int64_t Size(const std::vector<int64_t>& tile) {
+int64_t Size(const std::vector<int64_t>& tile, int64_t largest = kLargest) {
   int64_t size = 1;
   for (int64_t extent : tile) {
+    if (extent < 1 || extent > largest / size) return -1;
     size *= extent;
-    if (size < 1 || size > kLargest) return -1;
   }
   return size;
 }
 
 // Whether a tile that starts at `place` and is walked by `loops` ends within `size` values.
 bool Fits(int64_t place, const std::vector<Loop>& loops, int64_t Loop::* stride, int64_t size) {
+  int64_t lowest = place, highest = place;
   for (const Loop& loop : loops) {
-    place += (loop.extent - 1) * (loop.*stride);
-    if (place >= size) return false;
+    const int64_t way = (loop.extent - 1) * (loop.*stride);
+    (way < 0 ? lowest : highest) += way;
+    if (lowest < 0 || highest >= size) return false;
   }
-  return place < size;
+  return highest < size;
 }
 
-void ReadLoops(Reader& reader, bool binary, std::vector<Loop>& loops) {
+// Loops over a result and so many operands, which may be walked backwards.
+void ReadLoops(Reader& reader, int operands, std::vector<Loop>& loops) {
   loops.resize(reader.Count());
   for (Loop& loop : loops) {
     loop.extent = reader.UpTo(kLargest, 1);
-    loop.out = reader.UpTo(kLargest);
-    loop.left = reader.UpTo(kLargest);
-    loop.right = binary ? reader.UpTo(kLargest) : 0;
+    loop.out = reader.UpTo(kLargest, -kLargest);
+    loop.left = reader.UpTo(kLargest, -kLargest);
+    loop.right = operands > 1 ? reader.UpTo(kLargest, -kLargest) : 0;
+    loop.third = operands > 2 ? reader.UpTo(kLargest, -kLargest) : 0;
   }
 }
 
@@ -93,6 +103,67 @@ int64_t Room(const Plan& plan, int64_t operand, bool shared) {
   const Input& input = plan.inputs[operand];
   return input.kind == Input::kBatched ? input.size : 0;
 }
+
+// ---- Expressions -----------------------------------------------------------------------------
+
+bool ReadAddress(Reader& reader, const Plan& plan, const Instruction& step, Address& a) {
+  a.in_scratch = reader.UpTo(1);
+  a.place = reader.UpTo(kLargest);
+  a.offset = reader.UpTo(kLargest);
+  a.stride = reader.UpTo(kLargest);
+  if (reader.failed()) return false;
+  if (a.in_scratch) {
+    return a.offset == 0 && a.place + (step.count - 1) * a.stride < plan.scratch_size;
+  }
+  return a.stride >= 1 && a.offset < a.stride && a.place + a.stride <= step.slots;
+}
+
+bool ReadMicro(Reader& reader, const Plan& plan, const Instruction& step, MicroOperation& m) {
+  m.kind = static_cast<MicroOperation::Kind>(reader.UpTo(MicroOperation::kWindow));
+  if (m.kind == MicroOperation::kFunction) {
+    m.function = reader.UpTo(kFunctions - 1);
+    if (reader.failed()) return false;
+    if (IsComplex(plan.dtype)) {
+      const auto known = {Function::kAdd, Function::kSub, Function::kMul,
+                          Function::kNeg, Function::kFma, Function::kFirst};
+      if (std::find(known.begin(), known.end(), static_cast<Function>(m.function)) == known.end()) {
+        return false;
+      }
+    }
+    for (int k = 0; k <= kOperands[m.function]; ++k) {
+      if (!ReadAddress(reader, plan, step, m.addresses[k])) return false;
+    }
+    return true;
+  }
+  if (m.kind == MicroOperation::kWindow) {
+    m.input = reader.UpTo(static_cast<int64_t>(plan.inputs.size()) - 1);
+    m.slot = reader.UpTo(kMostSlots);
+    m.width = reader.UpTo(kMostSlots, 1);
+    if (reader.failed()) return false;
+    const Input& input = plan.inputs[m.input];
+    return input.kind == Input::kBatched && input.size == m.width * step.count &&
+           m.slot + m.width <= step.slots;
+  }
+  m.slot = reader.UpTo(kMostSlots);
+  m.shared = reader.UpTo(1);
+  m.place = reader.UpTo(kLargest);
+  if (m.kind == MicroOperation::kCollect) {
+    m.loops.resize(reader.Count());
+    int64_t points = 1;
+    for (Loop& loop : m.loops) {
+      loop = {};
+      loop.extent = reader.UpTo(kLargest, 1);
+      loop.left = reader.UpTo(kLargest, -kLargest);
+      points *= loop.extent;
+      if (points > kLargest) return false;
+    }
+    if (points != step.count) return false;
+  }
+  return !reader.failed() && m.slot < step.slots &&
+         Fits(m.place, m.loops, &Loop::left, m.shared ? plan.shared_size : plan.scratch_size);
+}
+
+// ---- Instructions ----------------------------------------------------------------------------
 
 bool ReadInstruction(Reader& reader, const Plan& plan, bool shared, Instruction& step) {
   const int64_t here = shared ? plan.shared_size : plan.scratch_size;
@@ -132,7 +203,7 @@ bool ReadInstruction(Reader& reader, const Plan& plan, bool shared, Instruction&
       step.right = reader.UpTo(kLargest);
       step.left_shared = reader.UpTo(1);
       step.right_shared = reader.UpTo(1);
-      ReadLoops(reader, /*binary=*/true, step.loops);
+      ReadLoops(reader, 2, step.loops);
       if (reader.failed() || step.right_shared != shared || (shared && !step.left_shared)) {
         return false;
       }
@@ -141,19 +212,57 @@ bool ReadInstruction(Reader& reader, const Plan& plan, bool shared, Instruction&
              Fits(step.right, step.loops, &Loop::right, here);
     }
     case Opcode::kRearrange:
+      step.accumulate = reader.UpTo(1);
       step.out = reader.UpTo(kLargest);
       step.left = reader.UpTo(kLargest);
-      ReadLoops(reader, /*binary=*/false, step.loops);
+      ReadLoops(reader, 1, step.loops);
       return !reader.failed() && Reasonable(step.loops) &&
              Fits(step.out, step.loops, &Loop::out, here) &&
              Fits(step.left, step.loops, &Loop::left, here);
-    case Opcode::kAdd:
+    case Opcode::kZero:
+      step.out = reader.UpTo(kLargest);
+      step.count = reader.UpTo(kLargest, 1);
+      return !reader.failed() && step.out + step.count <= here;
+    case Opcode::kGather: {
+      const int64_t last = static_cast<int64_t>(plan.inputs.size()) - 1;
+      step.left = reader.UpTo(last);
+      step.array = reader.UpTo(last);
+      step.out = reader.UpTo(kLargest);
+      step.count = reader.UpTo(kLargest, 1);
+      step.third = reader.UpTo(kLargest, 1);
+      if (reader.failed() || shared) return false;
+      const Input& vector = plan.inputs[step.left];
+      const Input& index = plan.inputs[step.array];
+      return vector.kind == Input::kVector && index.kind == Input::kIndex &&
+             index.size == step.count && vector.size % step.third == 0 &&
+             step.out + step.count * step.third <= here;
+    }
+    case Opcode::kMap: {
+      step.array = reader.UpTo(kFunctions - 1);
       step.out = reader.UpTo(kLargest);
       step.left = reader.UpTo(kLargest);
       step.right = reader.UpTo(kLargest);
+      step.third = reader.UpTo(kLargest);
+      ReadLoops(reader, 3, step.loops);
+      if (reader.failed() || !shared || !Reasonable(step.loops)) return false;
+      for (const Loop& loop : step.loops) {
+        if (loop.out == 0) return false;
+      }
+      // Functions of fewer operands read the others, too.
+      return Fits(step.out, step.loops, &Loop::out, here) &&
+             Fits(step.left, step.loops, &Loop::left, here) &&
+             Fits(step.right, step.loops, &Loop::right, here) &&
+             Fits(step.third, step.loops, &Loop::third, here);
+    }
+    case Opcode::kExpression:
       step.count = reader.UpTo(kLargest, 1);
-      return !reader.failed() && step.out + step.count <= here && step.left + step.count <= here &&
-             step.right + step.count <= here;
+      step.slots = reader.UpTo(kMostSlots);
+      step.micros.resize(reader.Count());
+      if (reader.failed() || shared) return false;
+      for (MicroOperation& m : step.micros) {
+        if (!ReadMicro(reader, plan, step, m)) return false;
+      }
+      return true;
     case Opcode::kGemm: {
       Gemm& g = step.gemm;
       step.array = reader.UpTo(static_cast<int64_t>(plan.outputs.size()) - 1);
@@ -191,14 +300,16 @@ bool Decode(Reader& reader, size_t constants_size, Plan& plan) {
   int64_t constant_values = 0;
   plan.inputs.resize(reader.Count());
   for (Input& input : plan.inputs) {
-    input.kind = static_cast<Input::Kind>(reader.UpTo(Input::kConstant));
+    input.kind = static_cast<Input::Kind>(reader.UpTo(Input::kIndex));
     input.place = reader.UpTo(kLargest);
-    input.tile = reader.List(kLargest);
+    input.tile = reader.List(kLargestVector);
     input.batch = reader.List(plan.batch_rank - 1);
-    input.size = Size(input.tile);
+    input.size = Size(input.tile, input.kind == Input::kVector ? kLargestVector : kLargest);
     if (reader.failed() || input.size < 0) return false;
-    if ((input.kind == Input::kBatched) == input.batch.empty()) return false;
-    if (input.kind != Input::kBatched && input.place + input.size > plan.shared_size) return false;
+    const bool batched = input.kind == Input::kBatched || input.kind == Input::kIndex;
+    if (input.kind != Input::kVector && batched == input.batch.empty()) return false;
+    const bool shared = input.kind == Input::kShared || input.kind == Input::kConstant;
+    if (shared && input.place + input.size > plan.shared_size) return false;
     if (input.kind == Input::kConstant) constant_values += input.size;
   }
   if (constant_values * plan.stored_bytes() != static_cast<int64_t>(constants_size)) return false;

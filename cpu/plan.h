@@ -26,7 +26,8 @@ constexpr bool IsDouble(DType t) {
 }
 
 struct Input {
-  enum Kind : int64_t { kBatched, kShared, kConstant } kind;
+  // A vector is gathered from, where 32-bit indices say; neither is loaded as a tile.
+  enum Kind : int64_t { kBatched, kShared, kConstant, kVector, kIndex } kind;
   int64_t place;  // of a shared one, in the memory all elements share
   std::vector<int64_t> tile;
   std::vector<int64_t> batch;
@@ -45,6 +46,7 @@ struct Loop {
   int64_t out;
   int64_t left;
   int64_t right;
+  int64_t third = 0;
 };
 
 enum class Opcode : int64_t {
@@ -54,7 +56,10 @@ enum class Opcode : int64_t {
   kSpread,
   kProduct,
   kRearrange,
-  kAdd,
+  kZero,
+  kGather,
+  kMap,
+  kExpression,
   kGemm
 };
 
@@ -67,6 +72,27 @@ struct Gemm {
   int64_t left_row, left_inner, right_inner, right_column, out_row;  // strides
 };
 
+// Where the points of a value of an expression are.
+struct Address {
+  bool in_scratch;
+  int64_t place;   // in scratch, or the number of a slot
+  int64_t offset;  // from the start of the slot
+  int64_t stride;
+};
+
+// One operation of an expression.
+struct MicroOperation {
+  enum Kind : int64_t { kFunction, kFill, kCollect, kWindow } kind;
+  int64_t function = 0;
+  Address addresses[4]{};  // of the result, and the operands
+  int64_t slot = 0;        // of what is filled, collected or loaded
+  bool shared = false;
+  int64_t place = 0;
+  int64_t input = 0;
+  int64_t width = 0;
+  std::vector<Loop> loops;
+};
+
 struct Instruction {
   Opcode opcode;
   int64_t array = 0;  // number of an input or output
@@ -77,8 +103,12 @@ struct Instruction {
   bool accumulate = false;
   bool left_shared = false;
   bool right_shared = false;
+  int64_t third = 0;  // kMap: the last operand's place. kGather: values of a row
   std::vector<Loop> loops;
   Gemm gemm{};
+  // kExpression: `count` points.
+  int64_t slots = 0;
+  std::vector<MicroOperation> micros;
 };
 
 struct Plan {
@@ -95,6 +125,16 @@ struct Plan {
 
   // Whether it works on elements one by one, without lanes or scratch.
   bool direct() const { return !steps.empty() && steps[0].opcode == Opcode::kGemm; }
+
+  // Whether an input is walked from element to element.
+  bool moves(size_t i) const {
+    return inputs[i].kind == Input::kBatched || inputs[i].kind == Input::kVector ||
+           inputs[i].kind == Input::kIndex;
+  }
+  // Bytes of a tile of an input, as it is in memory.
+  int64_t tile_bytes(size_t i) const {
+    return inputs[i].size * (inputs[i].kind == Input::kIndex ? 4 : stored_bytes());
+  }
 
   // Reals per value.
   int64_t planes() const { return IsComplex(dtype) ? 2 : 1; }

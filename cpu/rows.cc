@@ -53,7 +53,7 @@ void RowFinder::Find(int64_t first, int64_t count, int64_t lanes, BlockRows& row
         rows.offsets[i].resize(lanes);
         for (int64_t l = 0; l < run; ++l) rows.offsets[i][lane + l] = offset + l * step;
       }
-      if (i < inputs_) {
+      if (i < inputs_ && operand.ahead) {
         const char* row = reinterpret_cast<const char*>(operand.data) + offset;
         const bool dense = step <= operand.tile_bytes;
         for (int64_t l = 0; l < (dense ? 1 : run); ++l, row += step) {

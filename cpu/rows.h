@@ -15,6 +15,7 @@ struct Operand {
   std::byte* data;  // null: not used
   int64_t tile_bytes;
   std::vector<int64_t> strides;  // by axis, in bytes
+  bool ahead = true;             // whether its tiles are read or written as a whole
 };
 
 // The rows of all operands for the elements [first, first + count).

@@ -3,11 +3,18 @@
 #include <algorithm>
 #include <cstring>
 
+#include "functions.h"
+
 namespace jaxmagma {
 namespace {
 
 // The columns of a kMatrix step that go through all blocks of rows together read this much.
 constexpr int64_t kChunkBytes = 16 << 10;
+// The slots of an expression should stay in the nearest cache, and each be long enough for fetching
+// an operation to cost little.
+constexpr int64_t kSlotsBytes = 16 << 10;
+constexpr int64_t kMostSlotVectors = 32;
+constexpr int64_t kLeastSlotVectors = 4;
 
 using Loops = std::vector<Loop>;
 
@@ -100,10 +107,22 @@ class Scheduler {
         s.kind = Step::kSpread;
         s.left = instruction.left * plan_.planes();
         break;
-      case Opcode::kAdd:
-        s.kind = Step::kAdd;
-        s.count = instruction.count * value_ / lanes_;
+      case Opcode::kZero:
+        s.kind = Step::kZero;
+        s.count = instruction.count * value_;
         break;
+      case Opcode::kGather:
+        s.kind = Step::kGather;
+        s.left = instruction.left;
+        s.rows = static_cast<int32_t>(instruction.count);
+        s.columns = static_cast<int32_t>(instruction.third * plan_.planes());
+        s.limit = plan_.inputs[instruction.left].size / instruction.third;
+        break;
+      case Opcode::kExpression:
+        Expression(instruction, s);
+        break;
+      case Opcode::kMap:
+        break;  // a shared step
       case Opcode::kGemm:
         Direct(instruction.gemm, s);
         break;
@@ -131,6 +150,49 @@ class Scheduler {
     s.right_inner_stride = gemm.right_inner;
     s.right_column_stride = gemm.right_column;
     s.out_row_stride = gemm.out_row;
+  }
+
+  void Expression(const Instruction& instruction, Step& s) {
+    const int64_t value_vectors = value_ / lanes_;
+    const int64_t slots = std::max<int64_t>(instruction.slots, 1);
+    const int64_t vector_bytes = lanes_ * plan_.real_bytes();
+    const int64_t vectors =
+        std::clamp(kSlotsBytes / (slots * vector_bytes), kLeastSlotVectors, kMostSlotVectors);
+    const int64_t chunk = std::clamp<int64_t>(vectors / value_vectors, 1, instruction.count);
+    const int64_t slot = chunk * value_;
+    auto micros = std::make_unique<std::vector<Micro>>();
+    for (const MicroOperation& from : instruction.micros) {
+      Micro m{};
+      m.kind = static_cast<Micro::Kind>(from.kind);
+      m.function = static_cast<int32_t>(from.function);
+      m.shared = from.shared;
+      if (from.kind == MicroOperation::kFunction) {
+        m.flat = true;
+        for (int k = 0; k <= kOperands[from.function]; ++k) {
+          const Address& a = from.addresses[k];
+          m.in_scratch[k] = a.in_scratch;
+          m.place[k] = a.in_scratch ? a.place * value_ : a.place * slot + a.offset * value_;
+          m.stride[k] = a.stride * value_;
+          m.flat &= a.stride == 1;
+        }
+      } else {
+        m.place[0] = from.slot * slot;
+        m.place[1] = from.place * (from.shared ? plan_.planes() : value_);
+        m.input = static_cast<int32_t>(from.input);
+        m.width = static_cast<int32_t>(from.width);
+        if (from.kind == MicroOperation::kCollect) {
+          m.table = Table(from.loops, &Loop::left, from.shared ? plan_.planes() : value_);
+        }
+      }
+      micros->push_back(m);
+    }
+    s.kind = Step::kExpression;
+    s.points = instruction.count;
+    s.chunk = static_cast<int32_t>(chunk);
+    s.micros = micros->data();
+    s.micro_count = static_cast<int64_t>(micros->size());
+    schedule_.slot_reals = std::max(schedule_.slot_reals, instruction.slots * slot);
+    schedule_.expressions.push_back(std::move(micros));
   }
 
   void Rearrange(const Instruction& instruction, Step& s) {
@@ -267,29 +329,34 @@ struct ComplexOf {
 };
 
 template <typename V>
-void RunShared(const Plan& plan, V* shared) {
+void RunShared(const Plan& plan, const Kernels& kernels, V* shared) {
   for (const Instruction& step : plan.shared_steps) {
     V* out = shared + step.out;
     const V* left = shared + step.left;
     const V* right = shared + step.right;
-    if (step.opcode == Opcode::kAdd) {
-      for (int64_t i = 0; i < step.count; ++i) {
-        V sum = left[i];
-        sum += right[i];
-        out[i] = sum;
+    if (step.opcode == Opcode::kZero) {
+      std::fill(out, out + step.count, V{});
+      continue;
+    }
+    const Loops kept = Filter(step.loops, [](const Loop& x) { return x.out != 0; });
+    const std::vector<int32_t> to = Offsets(kept, &Loop::out, 1);
+    const std::vector<int32_t> a = Offsets(kept, &Loop::left, 1);
+    const std::vector<int32_t> b = Offsets(kept, &Loop::right, 1);
+    if (step.opcode == Opcode::kMap) {
+      const std::vector<int32_t> c = Offsets(kept, &Loop::third, 1);
+      const auto map = kernels.map[static_cast<int64_t>(plan.dtype)];
+      for (size_t i = 0; i < to.size(); ++i) {
+        map(static_cast<int32_t>(step.array), left + a[i], right + b[i], shared + step.third + c[i],
+            out + to[i]);
       }
       continue;
     }
     const bool product = step.opcode == Opcode::kProduct;
-    const Loops kept = Filter(step.loops, [](const Loop& x) { return x.out != 0; });
     const Loops inner = Filter(step.loops, [](const Loop& x) { return x.out == 0; });
-    const std::vector<int32_t> to = Offsets(kept, &Loop::out, 1);
-    const std::vector<int32_t> a = Offsets(kept, &Loop::left, 1);
-    const std::vector<int32_t> b = Offsets(kept, &Loop::right, 1);
     const std::vector<int32_t> ka = Offsets(inner, &Loop::left, 1);
     const std::vector<int32_t> kb = Offsets(inner, &Loop::right, 1);
     for (size_t i = 0; i < to.size(); ++i) {
-      V sum{};
+      V sum = step.accumulate ? out[to[i]] : V{};
       for (size_t k = 0; k < ka.size(); ++k) {
         V x = left[a[i] + ka[k]];
         if (product) x = x * right[b[i] + kb[k]];
@@ -332,9 +399,10 @@ Schedule MakeSchedule(const Plan& plan, const Kernels& kernels, int64_t block_el
   return Scheduler(plan, kernels, block_elements).Make();
 }
 
-void RunSharedSteps(const Plan& plan, void* shared) {
-  WithValueType(plan.dtype,
-                [&](auto value) { RunShared(plan, static_cast<decltype(value)*>(shared)); });
+void RunSharedSteps(const Plan& plan, const Kernels& kernels, void* shared) {
+  WithValueType(plan.dtype, [&](auto value) {
+    RunShared(plan, kernels, static_cast<decltype(value)*>(shared));
+  });
 }
 
 void PackPanels(const Plan& plan, const Schedule& schedule, const void* shared, void* panels) {

@@ -22,6 +22,8 @@ struct Schedule {
   int64_t block_elements;
   std::vector<Step> steps;
   std::vector<std::unique_ptr<std::vector<int32_t>>> tables;
+  std::vector<std::unique_ptr<std::vector<Micro>>> expressions;
+  int64_t slot_reals = 0;  // the most that an expression needs
   std::vector<Packing> packings;
   int64_t panel_values = 0;
 };
@@ -29,7 +31,7 @@ struct Schedule {
 Schedule MakeSchedule(const Plan& plan, const Kernels& kernels, int64_t block_elements);
 
 // Computes the shared steps of a plan in `shared`, where the shared inputs are already.
-void RunSharedSteps(const Plan& plan, void* shared);
+void RunSharedSteps(const Plan& plan, const Kernels& kernels, void* shared);
 
 void PackPanels(const Plan& plan, const Schedule& schedule, const void* shared, void* panels);
 

@@ -15,6 +15,16 @@ __device__ __forceinline__ Complex<T> operator+(Complex<T> a, Complex<T> b) {
 }
 
 template <class T>
+__device__ __forceinline__ Complex<T> operator-(Complex<T> a, Complex<T> b) {
+  return {a.real - b.real, a.imag - b.imag};
+}
+
+template <class T>
+__device__ __forceinline__ Complex<T> operator-(Complex<T> a) {
+  return {-a.real, -a.imag};
+}
+
+template <class T>
 __device__ __forceinline__ Complex<T> operator*(Complex<T> a, Complex<T> b) {
   return {a.real * b.real - a.imag * b.imag, a.real * b.imag + a.imag * b.real};
 }

@@ -3,6 +3,7 @@
 
 #include "batch.cuh"
 #include "complex.cuh"
+#include "functions.cuh"
 #include "gemm.cuh"
 #include "map.cuh"
 #include "reduce.cuh"

@@ -1,33 +1,41 @@
-// Pointwise functions of fibres. A fibre of one value stands for a fibre of equal ones.
+// Pointwise functions of single values; of several elements side by side, of each of them.
 #pragma once
 
-#include "complex.cuh"
+#include "functions.cuh"
 #include "tile.cuh"
 
 namespace jaxmagma {
 
-struct Multiply {
-  template <class T>
-  __device__ __forceinline__ T operator()(T a, T b) const {
-    return a * b;
-  }
+// The number of elements side by side, 0 if there is one alone.
+template <class T>
+struct Width {
+  static constexpr int value = 0;
+};
+template <class T, int W>
+struct Width<Pack<T, W>> {
+  static constexpr int value = W;
 };
 
-struct Add {
-  template <class T>
-  __device__ __forceinline__ T operator()(T a, T b) const {
-    return a + b;
-  }
-};
+template <class T>
+__device__ __forceinline__ T of_element(const T& a, int) {
+  return a;
+}
+template <class T, int W>
+__device__ __forceinline__ T of_element(const Pack<T, W>& a, int w) {
+  return a.value[w];
+}
 
-template <class Function, class T, int M, int N>
-__device__ __forceinline__ auto map(Function function, const Fibre<T, M>& a, const Fibre<T, N>& b) {
-  static_assert(M == N || M == 1 || N == 1, "fibres have equal length");
-  constexpr int size = M > N ? M : N;
-  Fibre<T, size> y;
+template <class Function, class... Operands>
+__device__ __forceinline__ auto map(Function function, const Operands&... a) {
+  constexpr int W = (0 | ... | Width<Operands>::value);
+  if constexpr (W == 0) {
+    return function(a...);
+  } else {
+    Pack<decltype(function(of_element(a, 0)...)), W> y;
 #pragma unroll
-  for (int i = 0; i < size; ++i) y[i] = function(a[M == 1 ? 0 : i], b[N == 1 ? 0 : i]);
-  return y;  // (N)
+    for (int w = 0; w < W; ++w) y.value[w] = function(of_element(a, w)...);
+    return y;
+  }
 }
 
 }  // namespace jaxmagma

@@ -181,6 +181,45 @@ __device__ __forceinline__ void store(const Place<T, W>& to, const Fibre<Pack<T,
   }
 }
 
+// One value, or one of each of W elements.
+template <class T>
+__device__ __forceinline__ T get(const T* from) {
+  return *from;
+}
+
+template <class T>
+__device__ __forceinline__ void put(T* to, T x) {
+  *to = x;
+}
+
+template <class T, int W>
+__device__ __forceinline__ auto get(const Place<T, W>& from) {
+  return load<1>(from)[0];
+}
+
+template <class T, int W>
+__device__ __forceinline__ void put(const Place<T, W>& to, const Pack<T, W>& x) {
+  store(to, Fibre<Pack<T, W>, 1>{{x}});
+}
+
+// A component of what a vector of COMPONENTS each has at `index`; zero if that is negative.
+template <int COMPONENTS, class T>
+__device__ __forceinline__ T gathered(const T* vector, const int* index, int component) {
+  const long long at = *index;
+  return at < 0 ? T{} : vector[at * COMPONENTS + component];
+}
+
+template <int N, int STRIDE, int COMPONENT, int COMPONENTS, class T>
+__device__ __forceinline__ Fibre<T, N> load_gathered(const T* vector, const int* index,
+                                                     int component) {
+  Fibre<T, N> x;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    x[i] = gathered<COMPONENTS>(vector, index + i * STRIDE, component + i * COMPONENT);
+  }
+  return x;  // (N)
+}
+
 // ---- Pieces ----------------------------------------------------------------------------------
 
 // An axis divided among `count` pieces of at most SIZE values, which are dealt out one by one, so

@@ -13,19 +13,22 @@ too; with *full* assembly the components are one system and M_e, which is block 
 exact inverse in every element.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+import jaxmagma as jm
 from fem_demo import operators
 from fem_demo.basis import ReferenceElement
 from fem_demo.cg import Operator, Solution, conjugate_gradients
 from fem_demo.physics import Material, respond
 from fem_demo.problems import Physics
-from fem_demo.spaces import Numbering, assemble, restrict
+from fem_demo.spaces import Numbering
 
 
 class State(NamedTuple):
@@ -37,7 +40,7 @@ class State(NamedTuple):
 class PointData(NamedTuple):
     """Everything the forces need from the quadrature points, at one state."""
 
-    stress: jax.Array  # (g, c, e, points...)
+    stress: jax.Array  # (e, g, c, points...)
     heat: jax.Array | None  # (e, points...), the heat source times w |J|
     time_step: jax.Array  # (), the largest stable one
 
@@ -70,52 +73,72 @@ class Hydrodynamics:
         return self.element.dim
 
 
+def _fused(hydro: Hydrodynamics, operator: Callable[..., Any], arguments: str, result: str) -> Any:
+    """An operator of one element, as one of all of them.
+
+    ``arguments`` and ``result`` have a letter for each array: ``v`` is a global vector field,
+    ``(dim, nodes)``, of which an element has its part; ``e`` has the axis of the elements first.
+    """
+    numbering = hydro.numbering
+    in_axes = tuple(numbering.gather if kind == "v" else 0 for kind in arguments)
+    apply = jm.fuse(operator, in_axes, numbering.scatter if result == "v" else 0)
+
+    def of_all(*fields: Any) -> Any:
+        flat = [x.ravel() if kind == "v" else x for x, kind in zip(fields, arguments, strict=True)]
+        made = apply(*flat)
+        return made.reshape(hydro.dim, -1) if result == "v" else made
+
+    return of_all
+
+
 def point_data(hydro: Hydrodynamics, state: State) -> PointData:
     """Stress, heat and stable time step at the quadrature points of a state."""
-    element, physics, material = hydro.element, hydro.physics, hydro.material
+    element, physics, length = hydro.element, hydro.physics, hydro.material.length
+    source = physics.planar_heat_source if hydro.dim == 2 else None
 
-    def flat(field: jax.Array) -> jax.Array:
-        """All points in one axis: a long loop for the physics, whatever the element."""
-        return field.reshape(*field.shape[: -1 - element.dim], -1)
+    def update(
+        x: jax.Array,
+        v: jax.Array,
+        e: jax.Array,
+        mass: jax.Array,
+        gamma: jax.Array,
+        inverse_jacobian: jax.Array,
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+        response = respond(
+            Material(mass, gamma, inverse_jacobian, length),
+            element.order,
+            operators.gradient(element, x),
+            operators.evaluate(operators.energy_tables(element), e[None])[0],
+            operators.gradient(element, v) if physics.viscous else None,
+            physics.vorticity_factor,
+            physics.smooth_viscosity,
+        )
+        heat = None
+        if source is not None:
+            at = operators.evaluate(operators.node_tables(element), x)
+            heat = element.weights * response.volume * source(at)
+        return response.stress, response.inverse_time_step, heat
 
-    def reference_gradient(field: jax.Array) -> jax.Array:
-        return flat(operators.gradient(element, field))  # (g, m, points)
-
-    positions = restrict(hydro.numbering, state.x)  # (dim, e, z, y, x)
-    energy = operators.evaluate(operators.energy_tables(element), state.e[None])[0]
-    velocity_gradient = None
-    if physics.viscous:
-        velocity_gradient = reference_gradient(restrict(hydro.numbering, state.v))
-    response = respond(
-        material,
-        element.order,
-        reference_gradient(positions),
-        flat(energy),
-        velocity_gradient,
-        physics.vorticity_factor,
-        physics.smooth_viscosity,
-    )
-    heat = None
-    if physics.planar_heat_source is not None and hydro.dim == 2:
-        x = operators.evaluate(operators.node_tables(element), positions)
-        source = flat(physics.planar_heat_source(x))
-        heat = (material.weights * response.volume * source).reshape(energy.shape)
-    stress = response.stress.reshape(*response.stress.shape[:2], *energy.shape)
+    mass, gamma, inverse_jacobian, _ = hydro.material
+    update_all = _fused(hydro, update, "vveeee", "e")
+    stress, inverse_time_step, heat = update_all(*state, mass, gamma, inverse_jacobian)
     # The step size controls the computation and is no part of the solution: no derivatives.
-    stable = lax.stop_gradient(jnp.max(response.inverse_time_step))
+    stable = lax.stop_gradient(jnp.max(inverse_time_step))
     return PointData(stress, heat, hydro.controls.cfl / stable)
 
 
 def velocity_mass(hydro: Hydrodynamics, velocity: jax.Array) -> jax.Array:
     """M_v, unconstrained: ``(m, nodes) -> (m, nodes)``."""
-    copies = restrict(hydro.numbering, velocity)
-    products = operators.mass(hydro.element.values, hydro.velocity_mass, copies)
-    return assemble(hydro.numbering, products)
+    mass = partial(operators.mass, hydro.element.values)
+    return _fused(hydro, mass, "ev", "v")(hydro.velocity_mass, velocity)
 
 
 def energy_mass(hydro: Hydrodynamics, energy: jax.Array) -> jax.Array:
     """M_e: ``(1, e, z, y, x) -> (1, e, z, y, x)``."""
-    return operators.mass(hydro.element.energy_values, hydro.velocity_mass, energy)
+    mass = partial(operators.mass, hydro.element.energy_values)
+    return jnp.stack(
+        [_fused(hydro, mass, "ee", "e")(hydro.velocity_mass, energy[0][:, None])[:, 0]]
+    )
 
 
 def solve_velocity(hydro: Hydrodynamics, rhs: jax.Array) -> Solution:
@@ -157,16 +180,21 @@ def solve_energy(hydro: Hydrodynamics, rhs: jax.Array) -> Solution:
 
 
 def momentum_rhs(hydro: Hydrodynamics, points: PointData) -> jax.Array:
-    rhs = -assemble(hydro.numbering, operators.force(hydro.element, points.stress))
+    force = _fused(hydro, partial(operators.force, hydro.element), "e", "v")
+    rhs = -force(points.stress)
     return rhs if hydro.gravity_force is None else rhs + hydro.gravity_force
 
 
 def energy_rhs(hydro: Hydrodynamics, points: PointData, velocity: jax.Array) -> jax.Array:
-    velocities = restrict(hydro.numbering, velocity)
-    density = operators.power(hydro.element, points.stress, velocities)
-    if points.heat is not None:
-        density = density + points.heat
-    return operators.integrate(operators.energy_tables(hydro.element), density[None])[0]
+    element = hydro.element
+
+    def working(stress: jax.Array, v: jax.Array, *heat: jax.Array) -> jax.Array:
+        density = sum(heat, start=operators.power(element, stress, v))
+        return operators.integrate(operators.energy_tables(element), density[None])[0]
+
+    heat = () if points.heat is None else (points.heat,)
+    work = _fused(hydro, working, "ev" + "e" * len(heat), "e")
+    return work(points.stress, velocity, *heat)
 
 
 def acceleration(hydro: Hydrodynamics, points: PointData) -> tuple[jax.Array, jax.Array]:
@@ -191,8 +219,11 @@ class Energies(NamedTuple):
 def energies(hydro: Hydrodynamics, state: State) -> Energies:
     """sum_q m e and 1/2 sum_q m |v|^2."""
     element = hydro.element
-    e = operators.evaluate(operators.energy_tables(element), state.e[None])[0]
-    velocities = restrict(hydro.numbering, state.v)
-    v = operators.evaluate(operators.node_tables(element), velocities)
-    mass = hydro.material.mass.reshape(e.shape)
-    return Energies(jnp.sum(mass * e), 0.5 * jnp.sum(mass[None] * v * v))
+
+    def of_element(mass: jax.Array, e: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+        at_points = operators.evaluate(operators.energy_tables(element), e[None])[0]
+        v = operators.evaluate(operators.node_tables(element), v)
+        return jnp.sum(mass * at_points), 0.5 * jnp.sum(mass * v * v)
+
+    internal, kinetic = _fused(hydro, of_element, "eev", "e")(hydro.material.mass, state.e, state.v)
+    return Energies(jnp.sum(internal), jnp.sum(kinetic))

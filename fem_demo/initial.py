@@ -85,12 +85,11 @@ def discretise(
     energy_tables = [element.energy_values] * mesh.dim
     density = evaluate(energy_tables, project(mesh, degree, problem.density))
     gamma = problem.gamma(mesh.positions(np.array([0.5])))  # (e, 1, ..., 1)
-    inverse = np.moveaxis(np.linalg.inv(J0), (-2, -1), (0, 1))
+    inverse = np.moveaxis(np.linalg.inv(J0), (-2, -1), (1, 2))
     material = Material(
-        mass=jnp.asarray((density * volumes).ravel()),
-        gamma=jnp.asarray(np.broadcast_to(gamma, volumes.shape).ravel()),
-        weights=jnp.asarray(np.broadcast_to(element.weights, volumes.shape).ravel()),
-        inverse_jacobian=jnp.asarray(inverse.reshape(mesh.dim, mesh.dim, -1)),
+        mass=jnp.asarray(density * volumes),
+        gamma=jnp.asarray(gamma.ravel()),
+        inverse_jacobian=jnp.asarray(inverse),
         length=jnp.asarray(length),
     )
 

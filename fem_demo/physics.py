@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fem_demo.matrices import (
     Matrix,
@@ -47,19 +46,18 @@ SMOOTH_SWITCH = 0.1
 
 
 class Material(NamedTuple):
-    """What the points keep from the initial mesh.  All points stand in one axis."""
+    """What the elements keep from the initial mesh, each with the axis of the elements first."""
 
-    mass: jax.Array  # (points,), rho0 |J0| w
-    gamma: jax.Array  # (points,)
-    weights: jax.Array  # (points,), w
-    inverse_jacobian: jax.Array  # (dim, dim, points), J0^-1
+    mass: jax.Array  # (points...), rho0 |J0| w
+    gamma: jax.Array  # ()
+    inverse_jacobian: jax.Array  # (dim, dim, points...), J0^-1
     length: jax.Array  # (), h0
 
 
 class Response(NamedTuple):
-    stress: jax.Array  # (g, c, points), S with the reference direction first
-    inverse_time_step: jax.Array  # (points,), 1/dt for cfl = 1
-    volume: jax.Array  # (points,), |J|
+    stress: jax.Array  # (g, c, points...), S with the reference direction first
+    inverse_time_step: jax.Array  # (points...), 1/dt for cfl = 1
+    volume: jax.Array  # (points...), |J|
 
 
 def compression(mu: jax.Array, switch: float) -> jax.Array:
@@ -106,12 +104,12 @@ def respond(
     vorticity_factor: bool = False,
     smooth_viscosity: bool = False,
 ) -> Response:
-    """The response of each point; without a velocity gradient there is no viscosity.
+    """The response of each point of an element; without a velocity gradient there is no viscosity.
 
-    ``jacobian`` and ``reference_velocity_gradient`` are ``(g, m, points)``, the reference direction
-    first, as `operators.gradient` makes them.
+    ``jacobian`` and ``reference_velocity_gradient`` are ``(g, m, points...)``, the reference
+    direction first, as `operators.gradient` makes them.
     """
-    directions = range(len(jacobian))
+    n = range(len(jacobian))
     J = transpose(unstack(jacobian))
     adj = adjugate(J)
     det = determinant(J, adj)
@@ -124,27 +122,19 @@ def respond(
     inverse_h = order * largest_singular_value(adj) * jnp.abs(inverse_det)
     inverse_time_step = sound * inverse_h
 
-    cofactors = stack(adj)  # (g, m, points)
     weighted_density = material.mass * inverse_det  # w rho
     weighted_pressure = weighted_density * specific_pressure
-    if reference_velocity_gradient is None:
-        stress = -weighted_pressure[None, None] * cofactors  # (g, c, points)
-    else:
-        terms = [reference_velocity_gradient[g][:, None] * cofactors[g][None] for g in directions]
-        L = total(terms) * inverse_det[None, None]  # (c, m, points)
-        nu = kinematic_viscosity(material, J, unstack(L), sound, vorticity_factor, smooth_viscosity)
+    stress = [[-weighted_pressure * adj[g][c] for c in n] for g in n]
+    if reference_velocity_gradient is not None:
+        V = transpose(unstack(reference_velocity_gradient))  # dv_c/dxi_g
+        L = [[inverse_det * a for a in row] for row in multiply(V, adj)]  # dv_c/dx_m
+        nu = kinematic_viscosity(material, J, L, sound, vorticity_factor, smooth_viscosity)
         inverse_time_step = inverse_time_step + 2.5 * nu * inverse_h**2
-        twice_D = L + jnp.swapaxes(L, 0, 1)
         half_nu = 0.5 * weighted_density * nu
-
-        def row(cofactors_g: jax.Array) -> jax.Array:
-            sheared = total([twice_D[:, m] * cofactors_g[m][None] for m in directions])
-            return half_nu[None] * sheared - weighted_pressure[None] * cofactors_g
-
-        # A loop over the directions, because XLA would fuse the long chain of operations that leads
-        # to nu into the assembly of the stress and run it again for each of its components.
-        stress = lax.map(row, cofactors)  # (g, c, points)
+        twice_D = [[L[c][m] + L[m][c] for m in n] for c in n]
+        shear = multiply(adj, twice_D)
+        stress = [[half_nu * shear[g][c] + stress[g][c] for c in n] for g in n]
 
     # A point that turned inside out asks for a time step of zero, so the step is repeated.
     inverse_time_step = jnp.where(det < 0, jnp.inf, inverse_time_step)
-    return Response(stress, inverse_time_step, det)
+    return Response(stack(stress), inverse_time_step, det)

@@ -39,6 +39,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+import jaxmagma as jm
 from fem_demo import operators
 from fem_demo.arguments import OneLineParser, writable_directory
 from fem_demo.hydrodynamics import Hydrodynamics, State, point_data
@@ -46,7 +47,6 @@ from fem_demo.integrators import INTEGRATORS, Integrator, Work, step
 from fem_demo.matrices import adjugate, determinant, transpose, unstack
 from fem_demo.picture import new_figure
 from fem_demo.simulation import Configuration, Simulation
-from fem_demo.spaces import restrict
 
 
 def recorded_time_steps(configuration: Configuration) -> jax.Array:
@@ -81,11 +81,14 @@ def final_state(
 
 
 def density(hydro: Hydrodynamics, state: State) -> jax.Array:
-    """rho = m / (w |J|) at the quadrature points, ``(points,)``."""
-    positions = restrict(hydro.numbering, state.x)
-    gradient = operators.gradient(hydro.element, positions)
-    J = transpose(unstack(gradient.reshape(*gradient.shape[:2], -1)))
-    return hydro.material.mass / (hydro.material.weights * determinant(J, adjugate(J)))
+    """rho = m / (w |J|) at the quadrature points, ``(e, points...)``."""
+
+    def of_element(x: jax.Array, mass: jax.Array) -> jax.Array:
+        J = transpose(unstack(operators.gradient(hydro.element, x)))
+        return mass / (hydro.element.weights * determinant(J, adjugate(J)))
+
+    fused = jm.fuse(of_element, in_axes=(hydro.numbering.gather, 0))
+    return fused(state.x.ravel(), hydro.material.mass)
 
 
 class Blast(NamedTuple):
@@ -107,6 +110,9 @@ def misfit(
     """Half the squared difference of the densities, integrated over the mass of the gas."""
     difference = final_density(blast, integrator, jnp.exp(log_e0)) - observed
     return 0.5 * jnp.sum(blast.hydro.material.mass * difference**2)
+
+
+misfit_and_slope = jax.jit(jax.value_and_grad(misfit), static_argnames="integrator")
 
 
 class Iterate(NamedTuple):
@@ -168,10 +174,9 @@ def recover(
     tolerance: float = 1e-9,
 ) -> Iterator[Iterate]:
     """The iterates from the guess to the energy whose blast has the observed density."""
-    function = jax.jit(jax.value_and_grad(misfit), static_argnames="integrator")
 
     def value_and_slope(log_e0: float) -> tuple[float, float]:
-        value, slope = function(jnp.asarray(log_e0), blast, integrator, observed)
+        value, slope = misfit_and_slope(jnp.asarray(log_e0), blast, integrator, observed)
         return float(value), float(slope)
 
     yield from descend(value_and_slope, math.log(guess), iterations, tolerance)

@@ -5,18 +5,18 @@ x fastest.  Its element form is ``(components, e, z, y, x)``, in 2D ``(component
 element's own copy of its nodes, and the layout of every contraction in this package.  A
 discontinuous (L2) field has only an element form, ``(e, z, y, x)``.
 
-Summing element contributions into nodes is written as a *gather*: each node lists the at most 2^dim
-places that contribute to it.  Unlike a scatter it runs in parallel and always adds in the same
-order, so a run is reproducible to the bit on every device.
+Operators read global vectors through `jaxmagma.gather` and sum into them through
+`jaxmagma.scatter_add`, which always adds in the same order: a run is reproducible to the bit.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jaxmagma as jm
 from fem_demo.basis import ReferenceElement
 from fem_demo.mesh import BoxMesh
 
@@ -26,15 +26,15 @@ from fem_demo.mesh import BoxMesh
 class Numbering:
     """Tables between global and element H1 fields.
 
-    ``nodes[e, z, y, x]`` is the global number of an element's node.  ``contributions[n, i]`` is the
-    flat position in the element form of the n-th place that node i collects from; nodes with fewer
-    places point one past the end, where a zero stands.  ``free[c, i]`` is 0 where a wall holds
-    component c of the velocity and 1 elsewhere.
+    ``nodes[e, z, y, x]`` is the global number of an element's node.  ``free[c, i]`` is 0 where a
+    wall holds component c of the velocity and 1 elsewhere.  ``gather`` and ``scatter`` take an
+    element's part, ``(components, z, y, x)``, of a flat vector field.
     """
 
     nodes: jax.Array  # (e, z, y, x)
-    contributions: jax.Array  # (2^dim, nodes)
     free: jax.Array  # (components, nodes)
+    gather: jm.GatherAxis = field(metadata={"static": True})
+    scatter: jm.ScatterAxis = field(metadata={"static": True})
 
     @property
     def node_count(self) -> int:
@@ -59,17 +59,6 @@ def node_table(mesh: BoxMesh, order: int) -> np.ndarray:
     return table.reshape((mesh.element_count,) + (order + 1,) * dim)
 
 
-def contribution_table(nodes: np.ndarray, node_count: int, columns: int) -> np.ndarray:
-    """The transpose of ``nodes``: where each node's contributions stand, ``(columns, nodes)``."""
-    flat = nodes.ravel()
-    places = np.argsort(flat, kind="stable")  # grouped by node
-    owners = flat[places]
-    rank = np.arange(flat.size) - np.searchsorted(owners, owners)  # position within its group
-    table = np.full((columns, node_count), flat.size, dtype=np.int64)
-    table[rank, owners] = places
-    return table
-
-
 def free_components(mesh: BoxMesh, order: int) -> np.ndarray:
     """Slip walls: component c vanishes on both closed walls normal to axis c."""
     counts = [cells * order + 1 for cells in reversed(mesh.cells)]  # nodes along z, y, x
@@ -83,12 +72,13 @@ def free_components(mesh: BoxMesh, order: int) -> np.ndarray:
 def number(mesh: BoxMesh, element: ReferenceElement) -> Numbering:
     nodes = node_table(mesh, element.order)
     count = prod(cells * element.order + 1 for cells in mesh.cells)
-    places = contribution_table(nodes, count, 2**mesh.dim)
-    index = np.int32 if nodes.size < 2**31 else np.int64
+    components = np.arange(mesh.dim).reshape(mesh.dim, *(1,) * mesh.dim)
+    vector = nodes[:, None] + count * components  # (e, components, z, y, x)
     return Numbering(
-        nodes=jnp.asarray(nodes.astype(index)),
-        contributions=jnp.asarray(places.astype(index)),
+        nodes=jnp.asarray(nodes.astype(np.int32)),
         free=jnp.asarray(free_components(mesh, element.order)),
+        gather=jm.gather(vector),
+        scatter=jm.scatter_add(vector, mesh.dim * count),
     )
 
 
@@ -98,23 +88,3 @@ def to_nodes(nodes: np.ndarray, element_field: np.ndarray, node_count: int) -> n
     out = np.empty((components, node_count))
     out[:, nodes.ravel()] = element_field.reshape(components, -1)
     return out
-
-
-def _pick(field: jax.Array, places: jax.Array) -> jax.Array:
-    """``field[:, places]``; the tables are in bounds by construction, so nothing is checked."""
-    return field.at[:, places].get(mode="promise_in_bounds", wrap_negative_indices=False)
-
-
-def restrict(numbering: Numbering, field: jax.Array) -> jax.Array:
-    """The elements' copies of a global field: ``(m, nodes) -> (m, e, z, y, x)``."""
-    return _pick(field, numbering.nodes)
-
-
-def assemble(numbering: Numbering, element_field: jax.Array) -> jax.Array:
-    """The transpose of `restrict`, a sum over elements: ``(m, e, z, y, x) -> (m, nodes)``."""
-    components = element_field.shape[0]
-    zero = jnp.zeros((components, 1), element_field.dtype)
-    places = jnp.concatenate([element_field.reshape(components, -1), zero], axis=1)
-    # One gather per column: a sum over a stacked axis would be a slower reduction.
-    columns = [_pick(places, column) for column in numbering.contributions]
-    return sum(columns[1:], start=columns[0])  # (m, nodes)

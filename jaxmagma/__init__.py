@@ -7,6 +7,8 @@ from jaxmagma.einsum import einsum as einsum
 from jaxmagma.explain import Explanation as Explanation
 from jaxmagma.explain import explain as explain
 from jaxmagma.fuse import fuse as fuse
+from jaxmagma.index import GatherAxis as GatherAxis
+from jaxmagma.index import ScatterAxis as ScatterAxis
 from jaxmagma.index import gather as gather
 from jaxmagma.index import scatter_add as scatter_add
 

@@ -15,7 +15,7 @@ from jaxmagma.einsum import einsum
 from jaxmagma.fallback import plain_calls
 from jaxmagma.lowering import lower
 from jaxmagma.lowering.kernel import Declined
-from jaxmagma.plan import Plan, Product, Rearrange, plan
+from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, plan
 from jaxmagma.primitive import program_p
 from jaxmagma.program import ElementProgram
 
@@ -81,10 +81,11 @@ def explain(
 def explain(
     target: Any, /, *args: Any, source: bool = False, quiet: bool = False, **options: Any
 ) -> Explanation | tuple[Explanation, ...]:
-    """Prints what ``jm.einsum`` would run, and why; runs nothing of it.
+    """Prints what ``jm.einsum`` or ``jm.fuse`` would run, and why; runs nothing of it.
 
     Args:
-      target: einsum subscripts, or a function that calls ``jm.einsum`` (or its gradient, ...).
+      target: einsum subscripts, or a function that calls ``jm.einsum``, or is or calls a fused
+        function (or its gradient, ...).
       *args: the operands, or the function's arguments; ``jax.ShapeDtypeStruct`` stands for an
         array.  Numpy operands of a subscript are constants of the kernel, as they are when a jitted
         function closes over them.
@@ -93,7 +94,8 @@ def explain(
       **options: keyword arguments of the einsum or the function.
 
     Returns:
-      For subscripts the :class:`Explanation`; for a function one for every contraction in it.
+      For subscripts the :class:`Explanation`; for a function one for every program in it, and one
+      for every part of it that is left to plain JAX, whose reason names the line of its source.
 
     Raises:
       What the call itself raises while it is traced.
@@ -197,8 +199,10 @@ def _sentences(planned: Plan) -> Iterator[str]:
             verb = f"contract over {summed}" if step.contracted else "multiply"
         elif isinstance(step, Rearrange):
             verb = "sum" if step.flops else "rearrange"
-        else:
+        elif isinstance(step, Pointwise):
             verb = step.function
+        else:
+            verb = type(step).__name__.lower()
         yield f"{name(number)} = {verb}: {operands}"
     for number in planned.results:
         yield f"store {name(number)}"

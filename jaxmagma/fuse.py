@@ -72,6 +72,7 @@ def fuse(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callabl
             result = _gathering(fn, args, kwargs, axes, plain_out_axes)
         else:
 
+            @functools.wraps(fn)  # vmap's messages name the arguments
             def element(*args: Any, **kwargs: Any) -> Any:
                 return _element(fn, args, kwargs, [None] * len(jax.tree.leaves(args)), [])
 

@@ -237,11 +237,13 @@ def contraction_order(
     output: str,
     sizes: tuple[tuple[str, int], ...],
     batched: tuple[bool, ...],
+    computed: tuple[bool, ...] = (),
 ) -> tuple[tuple[int, int], ...]:
     """The pairwise order of an n-ary contraction under the cost model.
 
     ``sizes`` are the extents of the labels and ``batched`` says which terms differ from element to
-    element.  Pair ``p`` makes number ``len(terms) + p``.
+    element, ``computed`` which are made by the program: what starts from one is on its way out.
+    Pair ``p`` makes number ``len(terms) + p``.
     """
     extents = dict(sizes)
     batch = opt_einsum.get_symbol(max((ord(x) for x in "".join(terms) + output), default=0) + 1)
@@ -264,7 +266,7 @@ def contraction_order(
             pairs.append((made, other))
             made = len(terms) + len(pairs) - 1
         alive.append(made)
-    return _modes_in_order(terms, output, extents, batched, pairs)
+    return _modes_in_order(terms, output, extents, batched, computed, pairs)
 
 
 def _modes_in_order(
@@ -272,6 +274,7 @@ def _modes_in_order(
     output: str,
     extents: dict[str, int],
     batched: Sequence[bool],
+    computed: Sequence[bool],
     pairs: list[tuple[int, int]],
 ) -> tuple[tuple[int, int], ...]:
     """Reorders runs of commuting mode products; see the module's docstring."""
@@ -312,7 +315,10 @@ def _modes_in_order(
                 found = None
         if len(run) > 1:
             made = output if links[-1] == len(pairs) - 1 else labels[count + links[-1]]
-            best = _best_run([terms[m] for m in run], labels[start], made, extents, start < count)
+            way_in = start < count and not (computed and computed[start])
+            # What is computed has its own order of axes; what is asked for may have any.
+            way_out = labels[start] if start < count else made
+            best = _best_run([terms[m] for m in run], labels[start], way_out, extents, way_in)
             tile = start
             for link, choice in zip(links, best, strict=True):
                 ordered[link] = (run[choice], tile)
@@ -434,7 +440,8 @@ class _Planner:
         terms = [self._own_labels_summed(n, terms, operation.output) for n in range(len(terms))]
         batched = tuple(self.tiles[value].batched for value, _ in terms)
         labels = tuple(x for _, x in terms)
-        order = contraction_order(labels, operation.output, operation.sizes, batched)
+        computed = tuple(self._computed(value) for value, _ in terms)
+        order = contraction_order(labels, operation.output, operation.sizes, batched, computed)
         alive = dict(enumerate(terms))
         for number, (left, right) in enumerate(order, start=len(terms)):
             pair = alive.pop(left), alive.pop(right)
@@ -444,6 +451,13 @@ class _Planner:
         if made != operation.output:
             return self.add(_canonical_rearrange(value, made, operation.output, extents))
         return value
+
+    def _computed(self, value: int) -> bool:
+        """Whether a tile is made by the program, not read."""
+        first = len(self.program.inputs)
+        while value >= first and isinstance(step := self.steps[value - first], View):
+            value = step.operand
+        return value >= first and not isinstance(self.steps[value - first], Gather)
 
     def _own_labels_summed(
         self, number: int, terms: list[tuple[int, str]], output: str

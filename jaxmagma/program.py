@@ -282,7 +282,7 @@ class ElementProgram:
     @property
     def dtype(self) -> np.dtype:
         """The dtype of all values but indices."""
-        return next(x.dtype for x in self.inputs if x.dtype.kind != "i")
+        return next((x.dtype for x in self.inputs if x.dtype.kind != "i"), self.inputs[0].dtype)
 
     @property
     def arguments(self) -> tuple[Input, ...]:

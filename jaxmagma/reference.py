@@ -90,13 +90,9 @@ def _gather(
         present = jnp.expand_dims(index >= 0, range(index.ndim, found.ndim))
         return jnp.where(present, found, jnp.zeros((), found.dtype))
 
-    for position in reversed(range(len(axes))):
-        ahead = axes[:position]
-        places = [
-            None if axes[position] not in own else sum(x in ahead for x in own)
-            for _, own in (vector, index)
-        ]
-        gather = jax.vmap(gather, in_axes=tuple(places))
+    for axis in reversed(axes):
+        mapped = tuple(0 if axis in own else None for _, own in (vector, index))
+        gather = jax.vmap(gather, in_axes=mapped)
     arrays = [
         _with_batch(array, own, tuple(x for x in axes if x in own), ())
         for array, own in (vector, index)

@@ -2,6 +2,7 @@
 // barriers. Shared memory starts as NaNs, so that what is read must have been written.
 #pragma once
 
+#include <math.h>
 #include <ucontext.h>
 
 #include <cstddef>

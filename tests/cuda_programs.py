@@ -1,5 +1,6 @@
 """Programs to test the CUDA backend with, and what their results must be."""
 
+import math
 import string
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 import opt_einsum
 
 from jaxmagma.builder import Builder
-from jaxmagma.program import Constant, Contract, ElementProgram, Input, Output
+from jaxmagma.program import Constant, Contract, ElementProgram, Input, Map, Output
 
 
 Array = np.ndarray[Any, Any]
@@ -137,13 +138,14 @@ def _outputs(program: ElementProgram, arrays: list[Array], absolute: bool) -> li
             output = batch + operation.output
             operands = [values[n][1] for n in operation.operands]
         else:
-            labels = string.ascii_lowercase[: len(operation.tile)]
-            parts = [(values[n][0] + labels, values[n][1]) for n in operation.operands]
+            assert isinstance(operation, Map)
+            labels = operation.output
+            parts = [(values[n][0] + own, values[n][1]) for n, own in operation.terms]
             shape = [extents[letters.index(x)] for x in batch] + list(operation.tile)
-            total = sum(
-                np.broadcast_to(_aligned(x, own, batch + labels), shape) for own, x in parts
-            )
-            values.append((batch, np.asarray(total)))
+            aligned = [np.broadcast_to(_aligned(x, own, batch + labels), shape) for own, x in parts]
+            functions: dict[str, Any] = {"add": sum, "mul": math.prod}
+            made = functions[operation.function](aligned)
+            values.append((batch, np.asarray(made)))
             continue
         spec = f"{','.join(terms)}->{output}"
         path = opt_einsum.contract_path(spec, *operands, optimize="dp")[0]

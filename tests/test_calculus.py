@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxmagma import calculus, reference
-from jaxmagma.calculus import Derived
-from jaxmagma.einsum import FusedCall, capture
 from jaxmagma.builder import Builder
+from jaxmagma.calculus import Derived, Part, Scattered
+from jaxmagma.einsum import FusedCall, capture
 from jaxmagma.program import ElementProgram, Input, Map, Output
 from tests.einsums import PROGRAMS, Call, assert_close, fused_calls, normal
 
@@ -36,6 +36,12 @@ def values(program: ElementProgram, getkey: GetKey) -> list[jax.Array]:
     ]
 
 
+def scattered(values: jax.Array, where: Scattered, shape: tuple[int, ...]) -> jax.Array:
+    """Values added up at their places, behind the vector's own batch axes."""
+    at = (slice(None),) * where.axes + (where.places.array,)
+    return jnp.zeros(shape).at[at].add(values)
+
+
 def results_of(
     derived: Derived, arrays: Sequence[Any], shapes: Sequence[tuple[int, ...]]
 ) -> tuple[jax.Array, ...]:
@@ -44,12 +50,14 @@ def results_of(
     def evaluate(*arrays: Any) -> tuple[jax.Array, ...]:
         found = reference.evaluate(derived.program, *(arrays[n] for n in derived.arguments))
         results = []
-        for position, shape in zip(derived.results, shapes, strict=True):
-            if position is None:
-                results.append(jnp.zeros(shape))
-            else:
-                value = jnp.expand_dims(found[position], derived.lost[position])
-                results.append(jnp.broadcast_to(value, shape))
+        for parts, shape in zip(derived.results, shapes, strict=True):
+            total = jnp.zeros(shape)
+            for part in parts:
+                value = jnp.expand_dims(found[part.position], derived.lost[part.position])
+                if part.scattered is not None:
+                    value = scattered(value, part.scattered, shape)
+                total = total + jnp.broadcast_to(value, shape)
+            results.append(total)
         return tuple(results)
 
     return jax.jit(evaluate)(*arrays)
@@ -85,8 +93,25 @@ def two_outputs() -> ElementProgram:
     return builder.build([Output(product, (0,)), Output(total, ()), Output(a, (0,))]).program
 
 
+def movement() -> ElementProgram:
+    """Views, parts of a larger tile, and functions that broadcast."""
+    builder = Builder(1)
+    u = builder.input(Input((0,), (3, 4), F64))
+    w = builder.input(Input((), (4,), F64))
+    diagonal = builder.view(u, 0, (5,), (3,))
+    flipped = builder.slice(u, 1, 3, -1, 4)
+    placed = builder.place([(diagonal, 1, (4,)), (w, 8, (1,))], (3, 4))
+    sizes = {"i": 3, "j": 4}
+    product = builder.pointwise("mul", [(placed, "ij"), (diagonal, "i")], "ij", sizes)
+    wave = builder.map("sin", builder.pointwise("add", [(product, "ij"), (w, "j")], "ij", sizes))
+    which = builder.map("lt", wave, flipped)
+    chosen = builder.map("select", which, wave, flipped)
+    return builder.build([Output(chosen, (0,)), Output(diagonal, ()), Output(placed, (0,))]).program
+
+
 PLAIN = [pytest.param(named_program(name), id=name) for name in PROGRAMS]
 PLAIN.append(pytest.param(two_outputs(), id="two outputs"))
+PLAIN.append(pytest.param(movement(), id="movement"))
 
 
 # ---- Tangents --------------------------------------------------------------------------------
@@ -123,7 +148,7 @@ def test_jvp_leaves_out_what_has_no_tangent() -> None:
     """Of two outputs of ``a b``, ``a b + c`` and ``a`` only one depends on ``c``."""
     derived = calculus.jvp(two_outputs(), [False, False, True])
     assert derived is not None
-    assert derived.results == (None, 0, None)
+    assert derived.results == ((), (Part(0),), ())
     assert derived.arguments == (5,)
     assert not derived.program.operations
 
@@ -199,10 +224,17 @@ def test_transpose_with_some_cotangents(present: tuple[bool, ...], getkey: GetKe
     assert_transpose_is_right(two_outputs(), [True, False, True], getkey, present)
 
 
+def test_transpose_of_movement(getkey: GetKey) -> None:
+    """Of the tangent of a program that is not linear."""
+    tangent, linear = tangent_of(movement())
+    assert_transpose_is_right(tangent, linear, getkey)
+    assert_transpose_is_right(tangent, linear, getkey, [True, False, True])
+
+
 def test_transpose_says_where_a_cotangent_is_zero() -> None:
     derived = calculus.transpose(two_outputs(), [False, True, True], [True, False, True])
     assert derived is not None
-    assert derived.results == (0, None)
+    assert derived.results == ((Part(0),), ())
 
 
 def test_transpose_without_cotangents_is_no_program() -> None:
@@ -296,8 +328,15 @@ def sum_across_batches() -> ElementProgram:
     return builder.build([Output(builder.map("add", a, c), (0,))]).program
 
 
-def test_such_a_sum_is_not_differentiated_as_a_program() -> None:
-    assert calculus.jvp(sum_across_batches(), [True, True]) is None
+@pytest.mark.parametrize("active", [(True, True), (True, False), (False, True)])
+def test_tangent_of_such_a_sum_counts_a_shared_term_for_every_element(
+    active: tuple[bool, bool], getkey: GetKey
+) -> None:
+    assert_jvp_is_right(sum_across_batches(), active, getkey)
+
+
+def test_transpose_of_such_a_sum_in_all_terms_is_no_program() -> None:
+    """Nothing says how many elements there are but what is transposed."""
     assert calculus.transpose(sum_across_batches(), [True, True], [True]) is None
 
 

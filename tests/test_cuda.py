@@ -22,6 +22,7 @@ from jaxmagma.lowering.cuda import lower
 from jaxmagma.lowering.kernel import Kernel
 from jaxmagma.plan import plan
 from jaxmagma.program import ElementProgram
+from tests import cuda_fused
 from tests.cuda_programs import (
     arguments,
     assert_close,
@@ -213,6 +214,48 @@ def test_more_values_than_31_bits_count() -> None:
         part = slice(chunk, chunk + (1 << 26))
         different += jnp.sum(got[part] != jnp.swapaxes(u[part], 1, 2), dtype=jnp.int64)
     assert different == 0
+
+
+# ---- Fused functions -------------------------------------------------------------------------
+
+
+def check_fused(program: ElementProgram, elements: int, tolerance: float = 256) -> None:
+    arrays = arguments(program, (elements,))
+    got = run(program, (elements,), arrays)
+    cuda_fused.assert_same(program, arrays, got, tolerance)
+
+
+@pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "full"])
+@pytest.mark.parametrize("p", [*range(1, 9), 11])
+def test_diffusion(p: int, symmetric: bool) -> None:
+    check_fused(cuda_fused.diffusion(p, symmetric), 101)
+
+
+@pytest.mark.parametrize("p", [1, 2, 3])
+def test_hyperelastic_gradient(p: int) -> None:
+    check_fused(cuda_fused.hyperelastic(p), 101)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("elements", [0, 1, ELEMENTS])
+def test_algebra_and_movement(elements: int, dtype: str) -> None:
+    check_fused(cuda_fused.pointwise_algebra(3, dtype), elements)
+    check_fused(cuda_fused.moving(dtype), elements)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_every_function(dtype: str) -> None:
+    """On numbers of either sign and any size, NaN and infinities."""
+    program = cuda_fused.every_function(dtype)
+    arrays = cuda_fused.special(program, (ELEMENTS,))
+    cuda_fused.assert_same(program, arrays, run(program, (ELEMENTS,), arrays))
+
+
+@pytest.mark.parametrize("components", [1, 3])
+def test_gather(components: int) -> None:
+    program = cuda_fused.gathering(components, 5000, ELEMENTS)
+    arrays = cuda_fused.indexed(program, ELEMENTS)
+    cuda_fused.assert_same(program, arrays, run(program, (ELEMENTS,), arrays))
 
 
 # ---- NaN and infinity ------------------------------------------------------------------------

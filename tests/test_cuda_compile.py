@@ -13,16 +13,17 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
+from jaxmagma.builder import Builder
 from jaxmagma.lowering.blocks import Parameters
 from jaxmagma.lowering.cuda import lower
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.plan import plan
-from jaxmagma.builder import Builder
 from jaxmagma.program import ElementProgram, Input, Output
-from tests import cuda_emulator
+from tests import cuda_emulator, cuda_fused
 from tests.cuda_programs import (
     arguments,
     assert_close,
@@ -151,6 +152,23 @@ def test_compiler_errors_are_shown() -> None:
         cuda.compile("", "90")
 
 
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "full"])
+@pytest.mark.parametrize("p", range(1, 9))
+def test_diffusion_stays_in_registers(
+    p: int, symmetric: bool, record_property: Any, x64: None
+) -> None:
+    """The derivatives, their product with D and the first way back are one sweep."""
+    cuda = native()
+    kernel = lowered(cuda_fused.diffusion(p, symmetric))
+    resources = cuda.resources(cuda.compile(kernel.source, "sm_90"))
+    for name in ("registers", "local"):
+        record_property(name, resources[name])
+    assert resources["local"] == 0
+    assert resources["registers"] * kernel.attributes["threads"] <= 65536
+    assert "5 sweeps" in kernel.description
+
+
 # ---- Source ----------------------------------------------------------------------------------
 
 
@@ -179,7 +197,7 @@ def test_reads_like_the_mathematics() -> None:
     source = lowered(mass(3)).source
     body = source[source.index("lines<") :]
     verbs = ["load", "gemm", "store", "sync", "load", "gemm", "store", "sync", "load", "gemm"]
-    verbs += ["load", "map", "gemm", "store", "sync"]
+    verbs += ["get", "map", "gemm", "store", "sync"]
     place = 0
     for verb in verbs:
         place = body.index(verb, place) + 1
@@ -280,6 +298,49 @@ def test_numbers_do_not_depend_on_parameters(options: dict[str, Any], folder: Pa
     for extents in ((1,), (23,)):
         emulate(mass(2), extents, folder, **options)
         emulate(chain(4), extents, folder, **options)
+
+
+FUSED: dict[str, Any] = {
+    "diffusion": lambda: cuda_fused.diffusion(2),
+    "diffusion, all of D": lambda: cuda_fused.diffusion(1, symmetric=False),
+    "diffusion, float32": lambda: cuda_fused.diffusion(2, dtype="float32"),
+    "energy gradient": lambda: cuda_fused.hyperelastic(1),
+    "algebra at points": lambda: cuda_fused.pointwise_algebra(3),
+    "movement": cuda_fused.moving,
+    "movement, float32": lambda: cuda_fused.moving("float32"),
+}
+
+
+@pytest.fixture
+def x64() -> Any:
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_numbers_of_fused_functions(name: str, folder: Path, x64: None) -> None:
+    program = FUSED[name]()
+    arrays = arguments(program, (11,))
+    got = cuda_emulator.run(lowered(program, (11,)), program, arrays, folder)
+    cuda_fused.assert_same(program, arrays, got)
+
+
+@pytest.mark.parametrize("components", [1, 3])
+def test_numbers_of_gathered_vectors(components: int, folder: Path, x64: None) -> None:
+    program = cuda_fused.gathering(components, 50, 13)
+    arrays = cuda_fused.indexed(program, 13)
+    got = cuda_emulator.run(lowered(program, (13,)), program, arrays, folder)
+    cuda_fused.assert_same(program, arrays, got)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_numbers_of_every_function(dtype: str, folder: Path, x64: None) -> None:
+    program = cuda_fused.every_function(dtype)
+    kernel = lowered(program, (21,))
+    assert "1 sweeps" in kernel.description
+    arrays = cuda_fused.special(program, (21,))
+    got = cuda_emulator.run(kernel, program, arrays, folder)
+    cuda_fused.assert_same(program, arrays, got)
 
 
 # ---- The cache -------------------------------------------------------------------------------

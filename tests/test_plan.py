@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxmagma import calculus, reference
+from jaxmagma import calculus, functions, reference
+from jaxmagma.builder import Builder
 from jaxmagma.einsum import FusedCall, capture
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, contraction_order, plan
-from jaxmagma.builder import Builder
-from jaxmagma.program import ElementProgram, Input, Output
+from jaxmagma.program import Contract, ElementProgram, Input, Output
 from tests.einsums import ELEMENTS, PROGRAMS, assert_close, fused_calls
 
 
@@ -230,13 +230,13 @@ def test_equal_steps_of_several_contractions_are_done_once() -> None:
 
 
 def test_names_of_labels_make_no_difference() -> None:
-    builder = Builder(1)
-    table, u = builder.input(Input((), (4, 3), F64)), builder.input(Input((0,), (3, 2), F64))
-    sizes = {"a": 3, "x": 4, "b": 2, "k": 3, "j": 4, "i": 2}
-    first = builder.contract([(table, "xa"), (u, "ab")], "xb", sizes)
-    second = builder.contract([(table, "jk"), (u, "ki")], "ji", sizes)
+    sizes = {"a": 3, "x": 4, "b": 2}, {"k": 3, "j": 4, "i": 2}
+    first = Contract(((0, "xa"), (1, "ab")), "xb", tuple(sorted(sizes[0].items())))
+    second = Contract(((0, "jk"), (1, "ki")), "ji", tuple(sorted(sizes[1].items())))
     assert first != second
-    planned = plan(builder.build([Output(first, (0,)), Output(second, (0,))]).program)
+    inputs = Input((), (4, 3), F64), Input((0,), (3, 2), F64)
+    outputs = Output(2, (0,)), Output(3, (0,))
+    planned = plan(ElementProgram(1, inputs, (first, second), outputs))
     assert len(planned.steps) == 1
     assert planned.results == (2, 2)
 
@@ -275,8 +275,15 @@ def evaluate(planned: Plan, arguments: Sequence[np.ndarray]) -> list[np.ndarray]
             labels = f"...{step.labels},{missing}->...{step.output_labels}"
             tile = np.einsum(labels, *operands, whole)
         else:
-            assert step.function == "add"
-            tile = operands[0] + operands[1]
+            assert isinstance(step, Pointwise)
+            aligned = []
+            for array, labels in zip(operands, step.labels, strict=True):
+                kept = "".join(x for x in step.output_labels if x in labels)
+                array = np.einsum(f"...{labels}->...{kept}", array)
+                at = [rank + n for n, x in enumerate(step.output_labels) if x not in labels]
+                aligned.append(np.expand_dims(array, at))
+            tile = np.asarray(functions.evaluate(step.function, *aligned))
+            tile = np.broadcast_to(tile, tile.shape[:rank] + step.shape)
         assert tile.shape[rank:] == planned.tiles[number].shape == step.shape
         tiles.append(tile)
     results = []
@@ -316,7 +323,9 @@ def assert_well_formed(planned: Plan) -> None:
         assert tile.shape == step.shape
         assert tile.batched == any(planned.tiles[x].batched for x in step.operands)
         if isinstance(step, Pointwise):
-            assert all(planned.tiles[x].shape == step.shape for x in step.operands)
+            for x, labels in zip(step.operands, step.labels, strict=True):
+                assert set(labels) <= set(step.output_labels)
+                assert planned.tiles[x].shape == tuple(step.extents[y] for y in labels)
             continue
         if isinstance(step, Product):
             left, right, out = map(set, (step.left_labels, step.right_labels, step.output_labels))
@@ -334,6 +343,7 @@ def assert_well_formed(planned: Plan) -> None:
             # A shared operand stands on the left.
             assert not (planned.tiles[step.left].batched and not planned.tiles[step.right].batched)
         else:
+            assert isinstance(step, Rearrange)
             shape = tuple(step.extents[x] for x in step.labels)
             assert planned.tiles[step.operand].shape == shape
     reads = [x for _, step in planned.numbered_steps() for x in step.operands]

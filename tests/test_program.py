@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 
 from jaxmagma.builder import Builder
-from jaxmagma.program import (
-    Constant,
-    Contract,
-    ElementProgram,
-    Input,
-    Map,
-    Output,
-)
+from jaxmagma.program import Constant, Contract, ElementProgram, Input, Map, Output
 
 
 F64 = np.dtype(np.float64)
@@ -103,7 +96,10 @@ def test_contraction_knows_its_operands_extents_and_tile() -> None:
 
 
 def test_map_prints_as_a_call() -> None:
-    assert repr(Map("add", (3, 4), (2,))) == "add %3, %4"
+    operation = Map("add", ((3, "ij"), (4, "j")), "ij", (("i", 2), ("j", 5)))
+    assert repr(operation) == "add %3[ij], %4[j] -> [ij]"
+    assert operation.operands == (3, 4)
+    assert operation.tile == (2, 5)
 
 
 # ---- Programs --------------------------------------------------------------------------------
@@ -217,7 +213,7 @@ def test_sum_of_values_is_a_chain_of_additions() -> None:
     assert builder.sum(values[:1]) == values[0]
     total = builder.sum(values)
     operations = builder.build([Output(total, (0,))]).program.operations
-    assert operations == (Map("add", (0, 1), (3,)), Map("add", (3, 2), (3,)))
+    assert [repr(x) for x in operations] == ["add %0[a], %1[a] -> [a]", "add %3[a], %2[a] -> [a]"]
 
 
 def test_what_no_output_needs_is_left_out() -> None:

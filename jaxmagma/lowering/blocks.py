@@ -13,8 +13,10 @@ import numpy as np
 
 from jaxmagma.lowering import banks
 from jaxmagma.lowering.banks import Access, Layout
-from jaxmagma.lowering.sweeps import Gemm, Scheduler, Stage, Sweep, as_mode, copy_sweep
+from jaxmagma.lowering.sources import Origin, Strided, composed, origin, placed_once
+from jaxmagma.lowering.sweeps import Assembly, Gemm, Scheduler, Stage, Sweep, as_mode, copy_sweep
 from jaxmagma.plan import Plan, Product, Rearrange
+from jaxmagma.program import Gather, Place, View
 
 
 TYPES = {
@@ -107,16 +109,62 @@ class Block:
         self.program = plan.program
         self.parameters = parameters
         self.inputs = len(plan.program.inputs)
-        self.dtype = plan.tiles[0].dtype
+        self.dtype = plan.program.dtype
         self.type = TYPES[self.dtype]
         everything = set(range(self.program.batch_rank))
         self.summed = [n for n, x in enumerate(self.program.outputs) if set(x.batch) != everything]
         self.stored = [n for n in range(len(self.program.outputs)) if n not in self.summed]
+        self.origins = {
+            n: origin(plan, n) for n, s in plan.numbered_steps() if isinstance(s, View | Gather)
+        }
+        self.gathered = {x.tile for x in self.origins.values() if x.index is not None}
+        self.viewed = {x.tile for x in self.origins.values() if x.index is None}
+        self.written, self.skipped = self._find_written()
         self.bank = self._fill_bank()
         self.groups = 1 if self.summed else parameters.groups
         self.slices = 1 if self.summed else parameters.slices
         self.staging = True
         self.stages: list[Stage] = []
+
+    # ---- Where values are ------------------------------------------------------------------------
+
+    def origin(self, tile: int) -> Origin:
+        return self.origins.get(tile) or Origin(tile)
+
+    def _find_written(self) -> tuple[dict[int, list[tuple[int, Strided]]], set[int]]:
+        """For each tile the outputs it is part of, and where; and tiles written by their parts."""
+        written: dict[int, list[tuple[int, Strided]]] = {}
+        direct_places: set[int] = set()
+
+        def write(tile: int, out: int, at: Strided) -> None:
+            step = self.plan.steps[tile - self.inputs] if tile >= self.inputs else None
+            direct = isinstance(step, Place) and placed_once(step, self.plan.tiles)
+            parts = []
+            if isinstance(step, Place) and direct:
+                parts = [
+                    composed(at, step.tile, Strided(offset, strides), self.plan.tiles[value].shape)
+                    for value, offset, strides in step.pieces
+                ]
+            if isinstance(step, Place) and parts and None not in parts:
+                for value, part in zip(step.operands, parts, strict=True):
+                    assert part is not None
+                    write(value, out, part)
+                direct_places.add(tile)
+            else:
+                written.setdefault(tile, []).append((out, at))
+
+        for out in self.stored:
+            tile = self.plan.results[out]
+            write(tile, out, Strided(0, banks.row_major(self.plan.tiles[tile].shape).strides))
+        # A tile that is written by its parts, and read by nobody else, is not put together.
+        summed = {self.plan.results[out] for out in self.summed}
+        skipped: set[int] = set()
+        for number, step in reversed(self.plan.numbered_steps()):
+            users = {n for n, s in self.plan.numbered_steps() if number in s.operands}
+            alone = users <= skipped and number not in summed and number not in written
+            if isinstance(step, Place) and number in direct_places and alone:
+                skipped.add(number)
+        return written, skipped
 
     # ---- Choices ---------------------------------------------------------------------------------
 
@@ -140,8 +188,9 @@ class Block:
             self.stages = self._stages()
             self._find_uses()
             # A thread of a gemm has a block of one element.
-            fibres = all(isinstance(stage, Sweep) for stage in self.stages)
-            self.pack = self.parameters.pack if fibres else 1
+            fibres = not any(isinstance(stage, Gemm) for stage in self.stages)
+            plain = all(isinstance(stage, Sweep) for stage in self.stages) and not self.gathered
+            self.pack = self.parameters.pack if plain else 1
             # For sweeps it pays to let the compiler take the registers it likes, for gemms not.
             self.min_blocks = self.parameters.min_blocks
             if self.min_blocks is None:
@@ -165,24 +214,29 @@ class Block:
         stages: list[Stage] = []
         staged: set[int] = set()
         made: set[int] = set()
-        for stage in Scheduler(self.plan).stages():
+        for stage in Scheduler(self.plan, self.skipped).stages():
             if isinstance(stage, Gemm):
                 for operand in stage.step.operands:
-                    if self._is_batched_input(operand) and self.staging and operand not in staged:
+                    needed = self.staging or self.origin(operand).index is not None
+                    if self._is_outside(operand) and needed and operand not in staged:
                         staged.add(operand)
                         stages.append(copy_sweep(self.plan, operand))
             stages.append(stage)
-            made |= stage.tiles.keys() if isinstance(stage, Sweep) else {stage.number}
-        for out in self.stored:
-            value = self.plan.results[out]
-            if value < self.inputs and value not in made:
+            if isinstance(stage, Sweep):
+                made |= stage.tiles.keys()
+            elif isinstance(stage, Gemm):
+                made.add(stage.number)
+        for value in self.written:
+            if value not in made:
                 stages.append(copy_sweep(self.plan, value))
                 made.add(value)
         self.staged = staged
         return stages
 
-    def _is_batched_input(self, tile: int) -> bool:
-        return tile < self.inputs and self.plan.tiles[tile].batched
+    def _is_outside(self, tile: int) -> bool:
+        """Whether a batched tile is in global memory."""
+        at = self.origin(tile)
+        return at.tile < self.inputs and self.plan.tiles[tile].batched
 
     def _find_uses(self) -> None:
         """Which stage makes each tile, and which ones read it from shared memory."""
@@ -190,7 +244,8 @@ class Block:
         self.readers: dict[int, list[int]] = {}
         for position, stage in enumerate(self.stages):
             for tile in self.made(stage):
-                if tile >= self.inputs or tile in self.staged:
+                outside = tile in self.origins or tile < self.inputs
+                if not outside or tile in self.staged:
                     self.maker.setdefault(tile, position)
         for position, stage in enumerate(self.stages):
             for tile in self.read(stage):
@@ -203,20 +258,35 @@ class Block:
         self.in_shared = {tile for tile in self.maker if self.readers.get(tile)}
 
     def made(self, stage: Stage) -> list[int]:
-        if isinstance(stage, Gemm):
+        if not isinstance(stage, Sweep):
             return [stage.number]
         return [move.result.tile for move in stage.moves]
 
     def read(self, stage: Stage) -> list[int]:
-        if isinstance(stage, Gemm):
-            return list(stage.step.operands)
-        return [value.tile for value in stage.loads]
+        """The tiles that a stage reads where they are in memory."""
+        if isinstance(stage, Sweep):
+            tiles = [value.tile for value in stage.loads]
+        else:
+            tiles = list(stage.step.operands)
+        found: dict[int, None] = {}
+        for tile in tiles:
+            staged = tile in self.staged and not self._copies(stage, tile)
+            at = Origin(tile) if staged else self.origin(tile)
+            found[at.tile] = None
+            if at.index is not None:
+                found[at.index] = None
+        return list(found)
+
+    def _copies(self, stage: Stage, tile: int) -> bool:
+        return isinstance(stage, Sweep) and stage.moves[0].step is None
 
     def _threads_of(self, stage: Stage) -> int:
         """Threads that one element keeps busy."""
         if isinstance(stage, Gemm):
             return blocking_of(stage.step, self.dtype.itemsize).count
-        if stage.single:
+        if isinstance(stage, Assembly):
+            return -(-self.plan.tiles[stage.number].size // 4)
+        if stage.light:
             # A thread takes several values, and more of them where a gemm comes after.
             staged = any(move.result.tile in self.staged for move in stage.moves)
             return -(-stage.count // (16 if staged else 4))
@@ -253,8 +323,10 @@ class Block:
     def _lay_out(self) -> None:
         self.layouts: dict[int, Layout] = {}
         sums = {self.plan.results[out] for out in self.summed}
+        assembled = {stage.number for stage in self.stages if isinstance(stage, Assembly)}
         for tile in sorted(self.in_shared):
             shape = self.plan.tiles[tile].shape
+            plain = tile in sums | self.viewed or tile in assembled
             if self.parameters.padding:
                 accesses = tuple(dict.fromkeys(self._accesses(tile)))
                 self.layouts[tile] = banks.choose(
@@ -262,7 +334,7 @@ class Block:
                     self.dtype.itemsize,
                     self.elements // self.pack,
                     accesses,
-                    tile not in sums,
+                    not plain,
                 )
             else:
                 self.layouts[tile] = banks.row_major(shape)
@@ -289,6 +361,8 @@ class Block:
             if position == len(self.stages):
                 continue
             stage = self.stages[position]
+            if isinstance(stage, Assembly):
+                continue
             if isinstance(stage, Sweep):
                 values = [v for v in stage.loads if v.tile == tile and position != self.maker[tile]]
                 made = stage.tiles.get(tile)

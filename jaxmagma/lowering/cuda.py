@@ -21,14 +21,20 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jaxmagma import functions
+from jaxmagma.builder import places
+from jaxmagma.functions import COMPLEX_FUNCTIONS
 from jaxmagma.lowering.blocks import LARGEST_BLOCK, TYPES, Block, Parameters
 from jaxmagma.lowering.kernel import Declined, Kernel
-from jaxmagma.lowering.source import MAPS, Source
+from jaxmagma.lowering.source import FUNCTORS, Source
+from jaxmagma.lowering.sources import resolvable, with_joined_places
 from jaxmagma.lowering.sums import spread
-from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, Step
-from jaxmagma.program import Constant, ElementProgram, Input
+from jaxmagma.plan import Plan, Pointwise, Product, Step, renumbered
+from jaxmagma.program import Constant, ElementProgram, Gather, Input, Place, View
 
 
 TARGET = "jaxmagma_cuda"
@@ -52,7 +58,7 @@ def lower(
     compiled = _bgemm(plan) if parameters is None else None
     if compiled is not None:
         return compiled
-    plan = spread(_constants_folded(plan), LARGEST_BLOCK)
+    plan = resolvable(spread(with_joined_places(_constants_folded(plan)), LARGEST_BLOCK))
     block = Block(plan, parameters or Parameters())
     reason = block.choose()
     if reason is not None:
@@ -71,16 +77,25 @@ def _unsupported(plan: Plan) -> str | None:
     program = plan.program
     if program.batch_rank == 0:
         return "no operand has a batch axis"
-    for dtype in {tile.dtype for tile in plan.tiles}:
+    indices = {step.index for step in plan.steps if isinstance(step, Gather)}
+    values = {tile.dtype for n, tile in enumerate(plan.tiles) if n not in indices}
+    for dtype in values:
         if dtype not in TYPES:
             return f"{dtype} has no CUDA kernel"
-    if len({tile.dtype for tile in plan.tiles}) > 1:
+    if len(values) > 1:
         return "operands of different dtypes"
     for step in plan.steps:
-        if isinstance(step, Pointwise) and step.function not in MAPS:
-            return f"the function {step.function!r} has no CUDA kernel"
-        if isinstance(step, Pointwise) and len(step.operands) != 2:
-            return f"the function {step.function!r} of {len(step.operands)} operands"
+        if isinstance(step, Gather):
+            inputs = range(len(program.inputs))
+            if step.vector not in inputs or step.index not in inputs:
+                return "what is gathered from, or the index, is no operand"
+            if plan.tiles[step.index].dtype != np.int32:
+                return f"an index of {plan.tiles[step.index].dtype}"
+        if isinstance(step, Pointwise):
+            if step.function not in FUNCTORS:
+                return f"the function {step.function!r} has no CUDA kernel"
+            if program.dtype.kind == "c" and step.function not in COMPLEX_FUNCTIONS:
+                return f"the function {step.function!r} of complex numbers"
     if any(0 in tile.shape for tile in plan.tiles):
         return "a tile is empty"
     everything = frozenset(range(program.batch_rank))
@@ -134,13 +149,6 @@ def _constants_folded(plan: Plan) -> Plan:
     order = [*range(first), *done, *left]
     numbers = {old: new for new, old in enumerate(order)}
 
-    def renumbered(step: Step) -> Step:
-        if isinstance(step, Product):
-            return replace(step, left=numbers[step.left], right=numbers[step.right])
-        if isinstance(step, Rearrange):
-            return replace(step, operand=numbers[step.operand])
-        return replace(step, operands=tuple(numbers[x] for x in step.operands))
-
     constants = tuple(Input((), known[n].shape, known[n].dtype, Constant(known[n])) for n in done)
     # The operations go: from here on the steps of the plan are all that is read.
     folded = ElementProgram(
@@ -155,14 +163,26 @@ def _constants_folded(plan: Plan) -> Plan:
     return Plan(
         folded,
         tuple(plan.tiles[n] for n in order),
-        tuple(renumbered(plan.steps[n - first]) for n in left),
+        tuple(renumbered(plan.steps[n - first], numbers) for n in left),
         tuple(numbers[value] for value in plan.results),
     )
 
 
 def _evaluate(step: Step, operands: list[np.ndarray]) -> np.ndarray:
     if isinstance(step, Pointwise):
-        return operands[0] + operands[1]
+        return _evaluate_pointwise(step, operands)
+    if isinstance(step, View):
+        return operands[0].reshape(-1)[places(step.offset, step.strides, step.tile)]
+    if isinstance(step, Place):
+        flat = np.zeros(math.prod(step.tile), operands[0].dtype)
+        for (_, offset, strides), piece in zip(step.pieces, operands, strict=True):
+            np.add.at(flat, places(offset, strides, piece.shape), piece)
+        return flat.reshape(step.tile)
+    if isinstance(step, Gather):
+        vector, index = operands
+        found = vector[np.maximum(index, 0)]
+        present = (index >= 0).reshape(index.shape + (1,) * (vector.ndim - 1))
+        return np.where(present, found, np.zeros((), vector.dtype))
     if isinstance(step, Product):
         terms = f"{step.left_labels},{step.right_labels}"
     else:
@@ -172,6 +192,19 @@ def _evaluate(step: Step, operands: list[np.ndarray]) -> np.ndarray:
         terms = ",".join([terms, *new])
     made = np.einsum(f"{terms}->{step.output_labels}", *operands)
     return np.ascontiguousarray(made, operands[0].dtype)
+
+
+def _evaluate_pointwise(step: Pointwise, operands: list[np.ndarray]) -> np.ndarray:
+    aligned = []
+    for array, labels in zip(operands, step.labels, strict=True):
+        order = [labels.index(x) for x in step.output_labels if x in labels]
+        missing = [n for n, x in enumerate(step.output_labels) if x not in labels]
+        aligned.append(np.expand_dims(np.transpose(array, order), missing))
+    with jax.ensure_compile_time_eval():
+        made = np.asarray(functions.evaluate(step.function, *map(jnp.asarray, aligned)))
+    if made.dtype != operands[0].dtype:
+        raise TypeError(f"a constant of {operands[0].dtype} where JAX has no such numbers")
+    return np.ascontiguousarray(np.broadcast_to(made, step.shape))
 
 
 # ---- The call --------------------------------------------------------------------------------

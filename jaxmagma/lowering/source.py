@@ -8,14 +8,70 @@ line is the shape of what it moves.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from jaxmagma.lowering import banks
 from jaxmagma.lowering.blocks import Block, blocking_of
-from jaxmagma.lowering.sweeps import ALONG, Gemm, Move, Sweep, Value
+from jaxmagma.lowering.sources import Origin, Strided
+from jaxmagma.lowering.sweeps import ALONG, Assembly, Gemm, Move, Stage, Sweep, Value, grouped
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange
 
 
-# The device function of each pointwise function of a program.
-MAPS = {"add": "Add()"}
+# The function object, in cuda/functions.cuh, of each pointwise function of a program.
+FUNCTORS = {
+    "neg": "Negate",
+    "abs": "Abs",
+    "sign": "Sign",
+    "floor": "Floor",
+    "ceil": "Ceil",
+    "round_away": "RoundAway",
+    "round_even": "RoundEven",
+    "sqrt": "Sqrt",
+    "rsqrt": "Rsqrt",
+    "cbrt": "Cbrt",
+    "exp": "Exp",
+    "exp2": "Exp2",
+    "expm1": "Expm1",
+    "log": "Log",
+    "log1p": "Log1p",
+    "logistic": "Logistic",
+    "sin": "Sin",
+    "cos": "Cos",
+    "tan": "Tan",
+    "asin": "Asin",
+    "acos": "Acos",
+    "atan": "Atan",
+    "sinh": "Sinh",
+    "cosh": "Cosh",
+    "tanh": "Tanh",
+    "asinh": "Asinh",
+    "acosh": "Acosh",
+    "atanh": "Atanh",
+    "erf": "Erf",
+    "erfc": "Erfc",
+    "add": "Add",
+    "sub": "Subtract",
+    "mul": "Multiply",
+    "div": "Divide",
+    "rem": "Remainder",
+    "pow": "Power",
+    "atan2": "Atan2",
+    "max": "Max",
+    "min": "Min",
+    "lt": "Less",
+    "le": "LessEqual",
+    "gt": "Greater",
+    "ge": "GreaterEqual",
+    "eq": "Equal",
+    "ne": "NotEqual",
+    "is_finite": "IsFinite",
+    "not": "Not",
+    "and": "And",
+    "or": "Or",
+    "xor": "Xor",
+    "first": "First",
+    "select": "Select",
+}
 
 # Why the constant bank ends in zeros.
 UNKNOWN_ZEROS = "added to each use: else values would stay in registers from one to the next"
@@ -30,6 +86,21 @@ class Pointer:
     axes: tuple[int, ...]
     size: int
     written: bool
+    type: str
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Where a stage reads a tile: a pointer to its first value, and the strides of its axes.
+
+    A gathered tile has, beyond that of the index, the place of a component in the vector.
+    """
+
+    place: str
+    strides: tuple[int, ...]
+    vector: str = ""
+    component: Strided | None = None
+    components: int = 1
 
 
 class Source:
@@ -45,8 +116,7 @@ class Source:
     def _pointers(self) -> list[Pointer]:
         parameters: list[Pointer] = []
         arguments = 0
-        read = {v.tile for s in self.block.stages if isinstance(s, Sweep) for v in s.loads}
-        read |= {x for s in self.block.stages if isinstance(s, Gemm) for x in s.step.operands}
+        read = {x for stage in self.block.stages for x in self.block.read(stage)}
         read |= {self.block.plan.results[out] for out in self.block.summed}
         read |= {
             m.matrix.tile
@@ -59,18 +129,21 @@ class Source:
             if operand.constant is None:
                 if tile in read:
                     size = self.block.plan.tiles[tile].size
-                    parameters.append(Pointer(f"g{tile}", arguments, operand.batch, size, False))
+                    type_ = "int" if operand.dtype.kind == "i" else self.type
+                    parameters.append(
+                        Pointer(f"g{tile}", arguments, operand.batch, size, False, type_)
+                    )
                 arguments += 1
         sums = 0
         for number, out in enumerate(self.block.program.outputs):
             size = self.block.plan.tiles[self.block.plan.results[number]].size
             if number in self.block.summed:
                 buffer = arguments + len(self.block.program.outputs) + sums
-                parameters.append(Pointer(f"partial{number}", buffer, (), size, True))
+                parameters.append(Pointer(f"partial{number}", buffer, (), size, True, self.type))
                 sums += 1
             else:
                 parameters.append(
-                    Pointer(f"out{number}", arguments + number, out.batch, size, True)
+                    Pointer(f"out{number}", arguments + number, out.batch, size, True, self.type)
                 )
         return parameters
 
@@ -118,7 +191,7 @@ class Source:
         arguments = [f"const {batch} batch"]
         for x in pointers:
             constant = "" if x.written else "const "
-            arguments.append(f"{constant}{self.type}* __restrict__ {x.name}_")
+            arguments.append(f"{constant}{x.type}* __restrict__ {x.name}_")
         text(f'extern "C" __global__ void __launch_bounds__({bounds})')
         text(f"kernel({(',' + chr(10) + ' ' * 7).join(arguments)}) {{")
         text.indent += 1
@@ -185,7 +258,12 @@ class Source:
             text(f"const auto run = jaxmagma::run<kElements>(batch, {group});")
 
         ask = self.block.parameters.prefetch and bool(self.block.stages)
-        reads = [(slot, x.name, x.size) for slot, x in enumerate(batched) if not x.written]
+        vectors = {f"g{x}" for x in self.block.gathered}
+        reads = [
+            (slot, x.name, x.size)
+            for slot, x in enumerate(batched)
+            if not x.written and x.name not in vectors
+        ]
         soon = (
             {f"g{x}" for x in self.block.read(self.block.stages[0])} if self.block.stages else set()
         )
@@ -230,8 +308,10 @@ class Source:
             writes |= now_written
             if isinstance(stage, Sweep):
                 self._print_sweep(text, stage, position)
-            else:
+            elif isinstance(stage, Gemm):
                 self._print_gemm(text, stage, position)
+            else:
+                self._print_assembly(text, stage, position)
         if not self.block.summed:
             if self.block.slices > 1 and self.block.shared_values:
                 text("sync<kThreads>();")
@@ -261,12 +341,26 @@ class Source:
             return f"t{tile}"
         return f"g{tile}"
 
-    def _read_place(self, tile: int, position: int) -> tuple[str, tuple[int, ...]]:
-        """Where a tile is read from, for element e, and the strides of its axes."""
-        pointer = self._pointer(tile, position)
-        if self.block.from_shared(tile, position):
-            return self._element(pointer), self.block.layouts[tile].strides
-        return self._element(pointer), banks.row_major(self.block.plan.tiles[tile].shape).strides
+    def _reading(self, tile: int, position: int) -> Reading:
+        """Where a tile is read from, for element e."""
+        block = self.block
+        at = Origin(tile) if block.from_shared(tile, position) else block.origin(tile)
+        if at.index is not None:
+            assert at.view is not None
+            index = self._element(self._pointer(at.index, position))
+            return Reading(
+                index + _offset(at.view.offset),
+                at.view.strides,
+                self._element(self._pointer(at.tile, position)),
+                at.component,
+                at.components,
+            )
+        place = self._element(self._pointer(at.tile, position))
+        if at.view is not None:
+            return Reading(place + _offset(at.view.offset), at.view.strides)
+        if block.from_shared(tile, position):
+            return Reading(place, block.layouts[tile].strides)
+        return Reading(place, banks.row_major(block.plan.tiles[tile].shape).strides)
 
     def _element(self, pointer: str, slice_: str = "") -> str:
         """The tile of the thread's element, or the tiles of its elements."""
@@ -281,7 +375,7 @@ class Source:
         extents = "".join(f", {sweep.extents[x]}" for x in sweep.lines)
         names = "".join(f", int {x}" for x in sweep.lines)
         elements = "kElements / kPack" if self.block.pack > 1 else "kElements"
-        verb = "values" if sweep.single else "lines"
+        verb = "values" if sweep.light else "lines"
         text(
             f"{verb}<kThreads, {elements}{extents}>(thread, [&](int e{names}) {{",
             _shape(
@@ -289,77 +383,203 @@ class Source:
             ),
         )
         text.indent += 1
-        loaded: dict[Value, str] = {}
-        names_used: dict[str, int] = {}
-
-        def register(value: Value) -> str:
-            """The name of a fibre, loaded if it is not there yet."""
-            if value in loaded:
-                return loaded[value]
-            name = value.name
-            names_used[name] = names_used.get(name, 0) + 1
-            if names_used[name] > 1:
-                name += LETTERS[names_used[name] - 1]
-            loaded[value] = name
-            place, strides = self._read_place(value.tile, position)
-            step = f", {self._step(value, strides)}" if value.length > 1 else ""
-            text(
-                f"const auto {name} = load<{value.length}{step}>"
-                f"({place}{self._at(sweep, value, strides)});",
-                _shape((value.length,)),
-            )
-            return name
-
-        for move in sweep.moves:
-            operands = [register(x) for x in move.operands]
-            name = move.result.name
+        printed = _Registers(sweep)
+        groups = grouped(sweep.moves)
+        for number, group in enumerate(groups):
+            if group[0].pointwise:
+                later = {x for g in groups[number + 1 :] for m in g for x in m.operands}
+                self._print_points(text, sweep, group, later, printed, position)
+                continue
+            (move,) = group
+            operands = [self._fibre(text, sweep, x, printed, position) for x in move.operands]
+            name = operands[0]
             if move.step is not None:
-                names_used[name] = 1
-                loaded[move.result] = name
+                name = printed.fibre(move.result)
                 text(
                     f"const auto {name} = {self._expression(move, operands)};",
                     _shape((move.result.length,)),
                 )
-            else:
-                name = operands[0]
             self._print_stores(text, sweep, move.result, name, position)
         text.indent -= 1
         text("});")
 
+    def _fibre(
+        self, text: "_Text", sweep: Sweep, value: Value, printed: "_Registers", position: int
+    ) -> str:
+        """The name of a fibre, loaded if it is not there yet."""
+        if value in printed.fibres:
+            return printed.fibres[value]
+        if value in printed.values:
+            return f"Fibre<{self._value_type}, 1>{{{{{printed.values[value]}}}}}"
+        name = printed.fibre(value)
+        reading = self._reading(value.tile, position)
+        place = reading.place + self._at(sweep, value, reading.strides)
+        step = self._step(value, reading.strides)
+        if reading.component is not None:
+            component = reading.component
+            own = self._step(value, component.strides)
+            at = f"{component.offset}{self._at(sweep, value, component.strides)}"
+            text(
+                f"const auto {name} = load_gathered<{value.length}, {step}, {own}, "
+                f"{reading.components}>({reading.vector}, {place}, {at});",
+                _shape((value.length,)),
+            )
+            return name
+        stride = f", {step}" if value.length > 1 else ""
+        text(
+            f"const auto {name} = load<{value.length}{stride}>({place});",
+            _shape((value.length,)),
+        )
+        return name
+
+    @property
+    def _value_type(self) -> str:
+        return f"Pack<{self.type}, kPack>" if self.block.pack > 1 else self.type
+
+    def _print_points(
+        self,
+        text: "_Text",
+        sweep: Sweep,
+        group: list[Move],
+        later: set[Value],
+        printed: "_Registers",
+        position: int,
+    ) -> None:
+        """Pointwise operations, all of them at one point of the fibre after the other."""
+        length = group[0].result.length
+        inside = {move.result for move in group}
+        kept = [move.result for move in group if move.result in later and length > 1]
+        for value in {x: None for move in group for x in move.operands}:
+            if length > 1 and value.length == 1 and not printed.has(value) and value not in inside:
+                self._print_value(text, sweep, value, printed, position)
+        scope = printed
+        if length > 1:
+            names = [printed.fibre(value) for value in kept]
+            if names:
+                text(f"Fibre<{self._value_type}, {length}> {', '.join(names)};", _shape((length,)))
+            text("#pragma unroll")
+            text(f"for (int {POINT} = 0; {POINT} < {length}; ++{POINT}) {{")
+            text.indent += 1
+            scope = printed.inner()
+        for move in group:
+            operands = []
+            for value in move.operands:
+                if value in scope.values:
+                    operands.append(scope.values[value])
+                elif value in scope.fibres and value not in inside:
+                    operands.append(f"{scope.fibres[value]}[{POINT if value.length > 1 else 0}]")
+                else:
+                    operands.append(self._print_value(text, sweep, value, scope, position))
+            name = operands[0]
+            if move.step is not None:
+                name = scope.value(move.result)
+                text(f"const auto {name} = {self._expression(move, operands)};")
+            if move.result in kept:
+                text(f"{printed.fibres[move.result]}[{POINT}] = {name};")
+            for place, strides, guard in self._stores(move.result, position):
+                at = (
+                    place
+                    + self._at(sweep, move.result, strides)
+                    + self._point(move.result, strides)
+                )
+                text(f"{guard}put({at}, {name});")
+        if length > 1:
+            text.indent -= 1
+            text("}")
+
+    def _print_value(
+        self, text: "_Text", sweep: Sweep, value: Value, scope: "_Registers", position: int
+    ) -> str:
+        """One value of a tile in memory; a constant is printed as it is."""
+        literal = self._literal(value.tile)
+        if literal:
+            scope.values[value] = literal
+            return literal
+        name = scope.value(value)
+        reading = self._reading(value.tile, position)
+
+        def at(strides: tuple[int, ...]) -> str:
+            return self._at(sweep, value, strides) + self._point(value, strides)
+
+        if reading.component is not None:
+            component = f"{reading.component.offset}{at(reading.component.strides)}"
+            text(
+                f"const auto {name} = gathered<{reading.components}>({reading.vector}, "
+                f"{reading.place}{at(reading.strides)}, {component});"
+            )
+        else:
+            text(f"const auto {name} = get({reading.place}{at(reading.strides)});")
+        return name
+
+    def _literal(self, tile: int) -> str:
+        """A finite real constant of one value, to the last bit."""
+        if not self.block.is_constant(tile) or self.block.plan.tiles[tile].size > 1:
+            return ""
+        constant = self.block.program.inputs[tile].constant
+        assert constant is not None
+        value = constant.array.reshape(-1)[0]
+        if value.dtype.kind != "f" or not np.isfinite(value):
+            return ""
+        return f"{self.type}({float(value).hex()})"
+
+    def _point(self, value: Value, strides: tuple[int, ...]) -> str:
+        return _sum([(POINT, self._step(value, strides), value.length)])
+
     def _print_stores(
         self, text: "_Text", sweep: Sweep, value: Value, name: str, position: int
     ) -> None:
-        tile = value.tile
-        if tile in self.block.in_shared and self.block.maker[tile] == position:
-            strides = self.block.layouts[tile].strides
+        for place, strides, guard in self._stores(value, position):
             step = f"<{self._step(value, strides)}>" if value.length > 1 else ""
-            place = self._element(f"s{tile}") + self._at(sweep, value, strides)
             text(
-                f"store{step}({place}, {name});",
+                f"{guard}store{step}({place}{self._at(sweep, value, strides)}, {name});",
                 _shape((value.length,)),
             )
-        if (
-            tile < self.block.inputs
-            and tile in self.block.staged
-            and self.block.maker[tile] != position
-        ):
-            return
-        for out in self.block.stored:
-            if self.block.plan.results[out] == tile and self._stores_output(tile, position):
-                strides = banks.row_major(self.block.plan.tiles[tile].shape).strides
-                step = f"<{self._step(value, strides)}>" if value.length > 1 else ""
-                guard = "if (slice.has(e)) " if self.block.pack == 1 else ""
-                text(
-                    f"{guard}store{step}({self._element(f'out{out}', ', slice')}"
-                    f"{self._at(sweep, value, strides)}, {name});",
-                    _shape((value.length,)),
-                )
+
+    def _stores(self, value: Value, position: int) -> list[tuple[str, tuple[int, ...], str]]:
+        """Where a stage stores what it makes: place, strides and condition."""
+        tile = value.tile
+        found = []
+        if tile in self.block.in_shared and self.block.maker[tile] == position:
+            found.append((self._element(f"s{tile}"), self.block.layouts[tile].strides, ""))
+        if self._stores_output(tile, position):
+            guard = "if (slice.has(e)) " if self.block.pack == 1 else ""
+            for out, at in self.block.written.get(tile, []):
+                place = self._element(f"out{out}", ", slice") + _offset(at.offset)
+                found.append((place, at.strides, guard))
+        return found
 
     def _stores_output(self, tile: int, position: int) -> bool:
-        return (
-            next(n for n, s in enumerate(self.block.stages) if tile in self.block.made(s))
-            == position
-        )
+        """Whether this stage is the first to have the tile in registers."""
+
+        def makes(stage: Stage) -> bool:
+            return not isinstance(stage, Assembly) and tile in self.block.made(stage)
+
+        return next((n for n, s in enumerate(self.block.stages) if makes(s)), None) == position
+
+    def _print_assembly(self, text: "_Text", stage: Assembly, position: int) -> None:
+        number, step = stage.number, stage.step
+        size = self.block.plan.tiles[number].size
+        text(f"values<kThreads, kElements, {size}>(thread, [&](int e, int a) {{")
+        text(f"  s{number}(e)[a] = {self.type}{{}};")
+        text("});")
+        for tile, offset, strides in step.pieces:
+            shape = self.block.plan.tiles[tile].shape
+            labels = [x for x in LETTERS if x != "e"][: len(shape)]
+            extents = dict(zip(labels, shape, strict=True))
+            value = Value(tile, "".join(labels))
+            names = "".join(f", int {x}" for x in labels)
+            text("sync<kThreads>();")
+            text(
+                f"values<kThreads, kElements{''.join(f', {n}' for n in shape)}>"
+                f"(thread, [&](int e{names}) {{",
+                _shape(shape),
+            )
+            text.indent += 1
+            lines = Sweep("".join(labels), extents)
+            name = self._print_value(text, lines, value, _Registers(lines), position)
+            text(f"s{number}(e)[{offset}{self._at(lines, value, strides)}] += {name};")
+            text.indent -= 1
+            text("});")
 
     def _step(self, value: Value, strides: tuple[int, ...]) -> int:
         """The stride along a fibre."""
@@ -381,7 +601,7 @@ class Source:
             sizes = f"{move.result.length}, {move.operands[0].length}, {row}, {column}"
             return f"gemm<{sizes}>({self._matrix(move.matrix.tile)}, {operands[0]})"
         if isinstance(step, Pointwise):
-            return f"map({MAPS[step.function]}, {', '.join(operands)})"
+            return f"map({FUNCTORS[step.function]}(), {', '.join(operands)})"
         if isinstance(step, Product):
             return f"map(Multiply(), {', '.join(operands)})"
         assert isinstance(step, Rearrange)
@@ -415,8 +635,9 @@ class Source:
             text.indent += 1
 
         def piece(tile: int, labels: str, label: str, length: int) -> str:
-            place, strides = self._read_place(tile, position)
-            by_label = dict(zip(labels, strides, strict=True))
+            reading = self._reading(tile, position)
+            place = reading.place
+            by_label = dict(zip(labels, reading.strides, strict=True))
             at = _sum((names[x], s, extents[x]) for x, s in by_label.items() if x != label)
             if not label:
                 return f"load<1>({place}{at})"
@@ -456,10 +677,8 @@ class Source:
 
         if stage.number in self.block.in_shared:
             put(f"s{stage.number}(e)", self.block.layouts[stage.number].strides, "")
-        for out in self.block.stored:
-            if self.block.plan.results[out] == stage.number:
-                strides = banks.row_major(self.block.plan.tiles[stage.number].shape).strides
-                put(f"out{out}(e)", strides, "if (slice.has(e)) ")
+        for out, where_ in self.block.written.get(stage.number, []):
+            put(f"out{out}(e){_offset(where_.offset)}", where_.strides, "if (slice.has(e)) ")
         text.indent -= 1
         text("});")
 
@@ -468,6 +687,37 @@ class Source:
 
 
 LETTERS = "abcdfghijklmnopqrstuvwxyz"
+# The place along a fibre, where values are made one by one.
+POINT = "at"
+
+
+class _Registers:
+    """Names of what a thread has in registers: fibres (``r7``) and single values (``v7``)."""
+
+    def __init__(self, sweep: Sweep, outer: "_Registers | None" = None) -> None:
+        self.sweep = sweep
+        self.fibres: dict[Value, str] = dict(outer.fibres) if outer else {}
+        self.values: dict[Value, str] = dict(outer.values) if outer else {}
+
+    def inner(self) -> "_Registers":
+        return _Registers(self.sweep, self)
+
+    def has(self, value: Value) -> bool:
+        return value in self.fibres or value in self.values
+
+    def fibre(self, value: Value) -> str:
+        self.fibres[value] = f"r{value.tile}{self._suffix(value)}"
+        return self.fibres[value]
+
+    def value(self, value: Value) -> str:
+        self.values[value] = f"v{value.tile}{self._suffix(value)}"
+        return self.values[value]
+
+    def _suffix(self, value: Value) -> str:
+        """A letter, if the same tile is read along several labels."""
+        same = list(dict.fromkeys(x for x in self.sweep.loads if x.tile == value.tile))
+        position = same.index(value) if value in same else 0
+        return LETTERS[position] if position else ""
 
 
 class _Text:
@@ -495,6 +745,10 @@ def _sum(terms: Iterable[tuple[str, int, int]]) -> str:
     return text
 
 
+def _offset(offset: int) -> str:
+    return f" + {offset}" if offset else ""
+
+
 def _shape(shape: tuple[int, ...]) -> str:
     return f"({', '.join(str(x) for x in shape)})"
 
@@ -520,7 +774,13 @@ def _steps(plan: Plan) -> list[str]:
             lines.append(
                 f"%{number}[{step.output_labels}] = %{step.operand}[{step.labels}]  ({shape})"
             )
+        elif isinstance(step, Pointwise):
+            operands = ", ".join(
+                f"%{x}[{labels}]" for x, labels in zip(step.operands, step.labels, strict=True)
+            )
+            lines.append(
+                f"%{number}[{step.output_labels}] = {step.function}({operands})  ({shape})"
+            )
         else:
-            operands = ", ".join(f"%{x}" for x in step.operands)
-            lines.append(f"%{number} = {step.function}({operands})  ({shape})")
+            lines.append(f"%{number} = {step!r}  ({shape})")
     return lines

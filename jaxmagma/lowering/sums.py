@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, Step, Tile
+from jaxmagma.plan import Plan, Product, Rearrange, Step, Tile, renumbered
 
 
 # Blocks of the result of one element that are enough threads for a gemm.
@@ -41,8 +41,8 @@ class _Spreader:
         return Plan(self.old.program, tuple(self.tiles), tuple(self.steps), results)
 
     def step(self, step: Step) -> int:
-        if isinstance(step, Pointwise):
-            return self.add(replace(step, operands=tuple(self.numbers[x] for x in step.operands)))
+        if not isinstance(step, Product | Rearrange):
+            return self.add(renumbered(step, self.numbers))
         if isinstance(step, Rearrange):
             step = replace(step, operand=self.numbers[step.operand])
             summed = [x for x in step.labels if x not in step.output_labels]
@@ -109,6 +109,6 @@ class _Spreader:
 
     def add(self, step: Step) -> int:
         batched = any(self.tiles[x].batched for x in step.operands)
-        self.tiles.append(Tile(step.shape, self.tiles[step.operands[0]].dtype, batched))
+        self.tiles.append(Tile(step.shape, self.old.program.dtype, batched))
         self.steps.append(step)
         return len(self.tiles) - 1

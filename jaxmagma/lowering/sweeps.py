@@ -12,17 +12,29 @@ What contracts two tiles of the same element is a ``Gemm``: every thread owns a 
 Steps are grouped by list scheduling: the first step that is ready opens a sweep, and every ready
 step that fits joins it. So equal branches of a program (the interpolations of two functions, the
 three derivatives of one) go through their sweeps together and read what they share once.
+
+**Pointwise operations** join in groups that belong together, all or none, as far as the fibres that
+are then alive at once fit in registers. Where they do not, fibres are handed on through shared
+memory to a sweep of single values: one thread for each point, everything in registers. That is also
+what a program of pointwise operations alone becomes, however many they are.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from jaxmagma.lowering.sources import Origin, origin
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, Step
+from jaxmagma.program import Gather, Place, View
 
 
 # A fibre in and a fibre out must fit in a thread's registers, of four bytes each.
 FIBRE_REGISTERS = 160
+# So must all fibres of a sweep that are alive at once; the rest of 255 is for addresses and for
+# what the compiler loads ahead.
+LIVE_REGISTERS = 176
+# A sweep of single values with more operations than this gives each thread one place at a time.
+LIGHT_MOVES = 8
 
 LABELS = "abcdfghijklmnopqrstuvwxyzABCDFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -65,6 +77,13 @@ class Move:
     operands: tuple[Value, ...]
     matrix: Matrix | None = None
 
+    @property
+    def pointwise(self) -> bool:
+        """Whether each value of the result comes from one value of each operand."""
+        if self.matrix is not None or self.step is None:
+            return False
+        return all(x.length in (1, self.result.length) for x in self.operands)
+
 
 @dataclass
 class Sweep:
@@ -89,6 +108,14 @@ class Sweep:
         """Whether all fibres are single values."""
         return all(value.length == 1 for value in [*self.loads, *self.tiles.values()])
 
+    @property
+    def light(self) -> bool:
+        """Whether a thread had better be at several places at a time."""
+        return self.single and len(self.moves) <= LIGHT_MOVES
+
+    def copy(self) -> "Sweep":
+        return Sweep(self.lines, self.extents, list(self.loads), list(self.moves))
+
 
 @dataclass
 class Gemm:
@@ -98,7 +125,15 @@ class Gemm:
     step: Product | Rearrange
 
 
-Stage = Sweep | Gemm
+@dataclass
+class Assembly:
+    """Parts of a tile put together in shared memory."""
+
+    number: int
+    step: Place
+
+
+Stage = Sweep | Gemm | Assembly
 
 
 @dataclass(frozen=True)
@@ -144,62 +179,76 @@ def _words(plan: Plan, tile: int) -> int:
 
 
 def _operands(step: Step) -> list[tuple[int, str]]:
-    """The operands with their labels; a pointwise function's labels are those of its result."""
+    """The operands with their labels."""
     if isinstance(step, Product):
         return [(step.left, step.left_labels), (step.right, step.right_labels)]
     if isinstance(step, Rearrange):
         return [(step.operand, step.labels)]
-    labels = LABELS[: len(step.shape)]
-    return [(operand, labels) for operand in step.operands]
+    assert isinstance(step, Pointwise)
+    return list(zip(step.operands, step.labels, strict=True))
 
 
-def _output_labels(step: Step) -> str:
-    return LABELS[: len(step.shape)] if isinstance(step, Pointwise) else step.output_labels
-
-
-def _step_extents(step: Step) -> dict[str, int]:
-    if isinstance(step, Pointwise):
-        return dict(zip(LABELS, step.shape, strict=False))
-    return step.extents
-
-
-def _summed(step: Step) -> str:
+def _summed(step: Product | Rearrange | Pointwise) -> str:
     labels = dict.fromkeys("".join(labels for _, labels in _operands(step)))
-    return "".join(x for x in labels if x not in _output_labels(step))
+    return "".join(x for x in labels if x not in step.output_labels)
 
 
 class Scheduler:
-    """Groups the steps of ``plan`` into sweeps and gemms."""
+    """Groups the steps of ``plan`` into stages; tiles of ``skipped`` nobody needs on chip."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, skipped: Iterable[int] = ()) -> None:
         self.plan = plan
+        self.skipped = set(skipped)
         self.ready = set(range(len(plan.program.inputs)))  # tiles in memory
+        self.origins: dict[int, Origin] = {}
+        self.todo: dict[int, Product | Rearrange | Pointwise | Place] = {}
+        self.consumers: dict[int, list[int]] = {}
+        for number, step in plan.numbered_steps():
+            if number in self.skipped:
+                continue
+            if isinstance(step, View | Gather):
+                self.origins[number] = origin(plan, number)
+                continue
+            self.todo[number] = step
+            for operand in step.operands:
+                self.consumers.setdefault(operand, []).append(number)
 
     def stages(self) -> list[Stage]:
-        todo = dict(self.plan.numbered_steps())
         stages: list[Stage] = []
-        while todo:
-            number, step = next(
-                (n, s) for n, s in todo.items() if all(x in self.ready for x in s.operands)
-            )
-            del todo[number]
-            sweep = self._open(number, step)
-            if sweep is None:
-                stages.append(Gemm(number, step))  # type: ignore[arg-type]
-                self.ready.add(number)
+        while self.todo:
+            number = self._first()
+            step = self.todo.pop(number)
+            sweep = None if isinstance(step, Place) else self._open(number, step)
+            if sweep is not None:
+                self._fill(sweep)
+                stages.append(sweep)
+                self.ready |= sweep.tiles.keys()
                 continue
-            for later, other in list(todo.items()):
-                known = self.ready | sweep.tiles.keys()
-                if all(x in known for x in other.operands) and self._join(sweep, later, other):
-                    del todo[later]
-            stages.append(sweep)
-            self.ready |= sweep.tiles.keys()
+            if isinstance(step, Place):
+                stages.append(Assembly(number, step))
+            else:
+                assert not isinstance(step, Pointwise)
+                stages.append(Gemm(number, step))
+            self.ready.add(number)
         return stages
+
+    def _first(self) -> int:
+        """The step to open a stage with: mode products first, for pointwise steps may join them."""
+        found = [n for n, s in self.todo.items() if all(self._known(x) for x in s.operands)]
+        modes = (n for n in found if as_mode(self.plan, self.todo[n]) is not None)
+        return next(modes, found[0])
+
+    def _known(self, tile: int) -> bool:
+        """Whether a tile can be read from memory."""
+        if tile in self.origins:
+            at = self.origins[tile]
+            return at.tile in self.ready and (at.index is None or at.index in self.ready)
+        return tile in self.ready
 
     # ---- Opening a sweep -------------------------------------------------------------------------
 
-    def _open(self, number: int, step: Step) -> Sweep | None:
-        extents = _step_extents(step)
+    def _open(self, number: int, step: Product | Rearrange | Pointwise) -> Sweep | None:
+        extents = step.extents
         mode = as_mode(self.plan, step)
         if mode is not None:
             sweep, names = self._empty(mode.tile_labels, mode.contracted, extents)
@@ -208,11 +257,22 @@ class Scheduler:
         summed = _summed(step)
         if len(summed) > (1 if isinstance(step, Rearrange) else 0):
             return None
+        best: Sweep | None = None
         for along in self._fibres(number, step, summed):
-            sweep, names = self._empty(_output_labels(step), along, extents)
+            sweep, names = self._empty(step.output_labels, along, extents)
             if self._add_pointwise(sweep, number, step, names):
-                return sweep
-        return None
+                if not along or summed or self._reaches_mode(sweep):
+                    return sweep
+                best = best or sweep
+        return best
+
+    def _reaches_mode(self, sweep: Sweep) -> bool:
+        """Whether a mode product joins the sweep, if it is filled."""
+        todo = dict(self.todo)
+        trial = sweep.copy()
+        self._fill(trial)
+        self.todo = todo
+        return any(move.matrix is not None for move in trial.moves)
 
     def _empty(
         self, labels: str, along: str, extents: dict[str, int]
@@ -222,42 +282,234 @@ class Scheduler:
         sweep = Sweep("".join(names.values()), {names[x]: extents[x] for x in names})
         return sweep, names
 
-    def _fibres(self, number: int, step: Step, summed: str) -> Iterator[str]:
+    def _fibres(
+        self, number: int, step: Product | Rearrange | Pointwise, summed: str
+    ) -> Iterator[str]:
         """Labels along which a pointwise operation may go, the best first; "" is single values."""
         if summed:
             yield summed
             return
-        for _, other in self.plan.numbered_steps():
-            mode = as_mode(self.plan, other)
-            if mode is not None and mode.tile == number and mode.contracted:
-                yield _output_labels(step)[mode.tile_labels.index(mode.contracted)]
+        seen = set()
+        for other in self._later_modes(number, step.output_labels):
+            if other not in seen:
+                seen.add(other)
+                yield other
         yield ""
 
-    # ---- Joining one -----------------------------------------------------------------------------
+    def _later_modes(self, number: int, labels: str) -> Iterator[str]:
+        """Labels of a tile that mode products of pointwise functions of it contract."""
+        places, seen = [(number, labels)], {number}
+        while places:
+            (tile, labels), *places = places
+            for consumer in self.consumers.get(tile, []):
+                step = self.todo.get(consumer)
+                if step is None or isinstance(step, Place):
+                    continue
+                mode = as_mode(self.plan, step)
+                if mode is not None:
+                    if mode.tile == tile and mode.contracted:
+                        label = labels[mode.tile_labels.index(mode.contracted)]
+                        if label != " ":
+                            yield label
+                    continue
+                if _summed(step) or consumer in seen:
+                    continue
+                seen.add(consumer)
+                own = next(x for value, x in _operands(step) if value == tile)
+                names = dict(zip(own, labels, strict=True))
+                places.append((consumer, "".join(names.get(x, " ") for x in step.output_labels)))
 
-    def _join(self, sweep: Sweep, number: int, step: Step) -> bool:
-        mode = as_mode(self.plan, step)
-        if mode is not None:
-            names = self._mode_names(sweep, step, mode)
-            if names is not None:
-                self._add_mode(sweep, number, step, mode, names)
-            return names is not None
-        names = {}
-        for operand, labels in _operands(step):
-            if operand in sweep.tiles:
-                for label, name in zip(labels, sweep.tiles[operand].labels, strict=True):
-                    if names.setdefault(label, name) != name:
+    # ---- Filling it ------------------------------------------------------------------------------
+
+    def _fill(self, sweep: Sweep) -> None:
+        """Lets every step that fits join the sweep."""
+        while True:
+            before = len(sweep.moves)
+            for number, step in list(self.todo.items()):
+                mode = None if isinstance(step, Place) else as_mode(self.plan, step)
+                if mode is not None or (not isinstance(step, Place) and _summed(step)):
+                    self._join(sweep, [number])
+            self._join_pointwise(sweep)
+            if sweep.single and len(sweep.moves) == before:
+                self._join_neighbour(sweep)
+            if len(sweep.moves) == before:
+                return
+
+    def _join_pointwise(self, sweep: Sweep) -> None:
+        """Lets pointwise steps join, groups that belong together all or none."""
+        group = self._closure(sweep)
+        # A step whose pointwise consumers are left behind would hand on more than it takes.
+        whole = set(group)
+        while True:
+            left = {
+                n
+                for n in whole
+                if any(
+                    isinstance(self.todo.get(c), Pointwise) and c not in whole
+                    for c in self.consumers.get(n, [])
+                )
+            }
+            if not left:
+                break
+            whole -= left
+        chosen = [n for n in group if n in whole]
+        if chosen and self._join(sweep, chosen):
+            return
+        for part in self._parts(chosen):
+            if len(part) < len(chosen):
+                self._join(sweep, part)
+        rest = [n for n in group if n in self.todo]
+        if rest and len(rest) > len(chosen):
+            handed = len(self._handed_on(sweep))
+            trial = sweep.copy()
+            if self._joined(trial, rest) and len(self._handed_on(trial)) <= handed:
+                self._join(sweep, rest)
+
+    def _join_neighbour(self, sweep: Sweep) -> None:
+        """Lets an operation on other tiles of the same shape join a sweep of single values."""
+        shape = [sweep.extents[x] for x in sweep.lines]
+        for number, step in self.todo.items():
+            if isinstance(step, Place) or as_mode(self.plan, step) is not None or _summed(step):
+                continue
+            if list(step.shape) != shape or not all(self._known(x) for x in step.operands):
+                continue
+            names = dict(zip(step.output_labels, sweep.lines, strict=True))
+            if self._add_pointwise(sweep, number, step, names):
+                del self.todo[number]
+                return
+
+    def _closure(self, sweep: Sweep) -> list[int]:
+        """Pointwise steps that could be done in the sweep, and lead from it or to what does."""
+        made = sweep.tiles.keys()
+        possible: dict[int, bool] = {}  # and whether it comes from the sweep
+        for number, step in self.todo.items():
+            if isinstance(step, Place) or as_mode(self.plan, step) is not None or _summed(step):
+                continue
+            known = (self._known(x) or x in made or x in possible for x in step.operands)
+            if all(known):
+                possible[number] = any(x in made or possible.get(x) for x in step.operands)
+        for number in reversed(list(possible)):
+            # What comes from memory alone is drawn in by those who need it.
+            if not possible[number] and any(
+                possible.get(c) for c in self.consumers.get(number, [])
+            ):
+                possible[number] = True
+        return [n for n in possible if possible[n]]
+
+    def _parts(self, group: list[int]) -> list[list[int]]:
+        """The connected parts of a group of steps."""
+        part = {n: n for n in group}
+
+        def root(n: int) -> int:
+            while part[n] != n:
+                n = part[n]
+            return n
+
+        for number in group:
+            for operand in self.todo[number].operands:
+                if operand in part:
+                    part[root(number)] = root(operand)
+        parts: dict[int, list[int]] = {}
+        for number in group:
+            parts.setdefault(root(number), []).append(number)
+        return list(parts.values())
+
+    def _handed_on(self, sweep: Sweep) -> list[int]:
+        made = sweep.tiles.keys()
+        return [n for n in made if any(c not in made for c in self.consumers.get(n, []))]
+
+    def _join(self, sweep: Sweep, group: list[int]) -> bool:
+        """Adds steps to the sweep, if all of them fit."""
+        trial = sweep.copy()
+        if not self._joined(trial, group):
+            return False
+        sweep.loads, sweep.moves = trial.loads, trial.moves
+        for number in group:
+            self.todo.pop(number, None)
+        return True
+
+    def _joined(self, sweep: Sweep, group: list[int]) -> bool:
+        """Adds steps to the sweep; it is of no use if one does not fit."""
+        inside = set(group)
+        added: set[int] = set()
+
+        def add(number: int, names: dict[str, str] | None) -> bool:
+            """Adds a step after those that it needs; ``names`` are of labels of its result."""
+            if number in added or number in sweep.tiles:
+                return True
+            step = self.todo[number]
+            assert not isinstance(step, Place)
+            mode = as_mode(self.plan, step)
+            if mode is not None:
+                if not (mode.tile in sweep.tiles or self._known(mode.tile)):
+                    return False
+                lines = self._mode_names(sweep, step, mode)
+                if lines is None:
+                    return False
+                self._add_mode(sweep, number, step, mode, lines)
+                added.add(number)
+                return True
+            names = dict(names or {})
+            for operand, labels in _operands(step):
+                if operand in sweep.tiles:
+                    for label, name in zip(labels, sweep.tiles[operand].labels, strict=True):
+                        if names.setdefault(label, name) != name:
+                            return False
+                elif operand not in inside and not self._known(operand):
+                    return False
+            for operand, labels in _operands(step):
+                if operand in inside and operand not in sweep.tiles:
+                    below = self.todo[operand]
+                    assert not isinstance(below, Place)
+                    wanted = {
+                        own: names[label]
+                        for own, label in zip(below.output_labels, labels, strict=True)
+                        if label in names
+                    }
+                    # Without a line to go by, the order of the steps decides.
+                    if not wanted and labels:
                         return False
-        return bool(names) and self._add_pointwise(sweep, number, step, names)
+                    if not add(operand, wanted):
+                        return False
+                    for label, name in zip(labels, sweep.tiles[operand].labels, strict=True):
+                        if names.setdefault(label, name) != name:
+                            return False
+            if not names and sweep.lines:
+                return False
+            added.add(number)
+            return self._add_pointwise(sweep, number, step, names)
 
-    def _mode_names(self, sweep: Sweep, step: Step, mode: Mode) -> dict[str, str] | None:
+        # Those that touch the sweep come first: they say what labels are called.
+        rest = list(group)
+        while rest:
+            touching = [
+                n
+                for n in rest
+                if n not in sweep.tiles
+                and (
+                    any(x in sweep.tiles for x in self.todo[n].operands)
+                    or as_mode(self.plan, self.todo[n]) is not None
+                )
+            ]
+            if not touching:
+                if any(n not in sweep.tiles for n in rest):
+                    return False
+                break
+            if not add(touching[0], None):
+                return False
+            rest = [n for n in rest if n not in sweep.tiles]
+        return sweep.single or live_registers(self.plan, sweep) <= LIVE_REGISTERS
+
+    def _mode_names(
+        self, sweep: Sweep, step: Product | Rearrange | Pointwise, mode: Mode
+    ) -> dict[str, str] | None:
         """The lines of a mode product as lines of the sweep, if they can be the same."""
         if mode.tile in sweep.tiles:
             names = dict(zip(mode.tile_labels, sweep.tiles[mode.tile].labels, strict=True))
             along = next((x for x in names if names[x] == ALONG), "")
             return names if along == mode.contracted else None
         # A branch of its own, or another product of a tile that is read anyway.
-        extents = _step_extents(step)
+        extents = step.extents
         lines = [x for x in mode.tile_labels if x != mode.contracted]
         if [extents[x] for x in lines] != [sweep.extents[x] for x in sweep.lines]:
             return None
@@ -275,9 +527,14 @@ class Scheduler:
         return value
 
     def _add_mode(
-        self, sweep: Sweep, number: int, step: Step, mode: Mode, lines: dict[str, str]
+        self,
+        sweep: Sweep,
+        number: int,
+        step: Product | Rearrange | Pointwise,
+        mode: Mode,
+        lines: dict[str, str],
     ) -> None:
-        extents = _step_extents(step)
+        extents = step.extents
 
         def labels(of: str) -> str:
             return "".join(
@@ -289,17 +546,23 @@ class Scheduler:
 
         length = extents.get(mode.contracted, 1)
         operand = self._operand(sweep, mode.tile, labels(mode.tile_labels), length)
-        result = Value(number, labels(_output_labels(step)), extents.get(mode.new, 1))
+        result = Value(number, labels(step.output_labels), extents.get(mode.new, 1))
         matrix = Matrix(mode.matrix, axis(mode.new), axis(mode.contracted))
         sweep.moves.append(Move(step, result, (operand,), matrix))
 
-    def _add_pointwise(self, sweep: Sweep, number: int, step: Step, names: dict[str, str]) -> bool:
+    def _add_pointwise(
+        self,
+        sweep: Sweep,
+        number: int,
+        step: Product | Rearrange | Pointwise,
+        names: dict[str, str],
+    ) -> bool:
         """Adds an operation that acts value by value, or sums along the fibre, if it fits.
 
         ``names`` says which lines some of its labels are; one other label may be the fibre's.
         """
-        extents = _step_extents(step)
-        output, operands = _output_labels(step), _operands(step)
+        extents = step.extents
+        output, operands = step.output_labels, _operands(step)
         every = dict.fromkeys("".join(labels for _, labels in operands) + output)
         names = names | {x: ALONG for x in every if x not in names}
         if len(set(names.values())) < len(names):
@@ -327,6 +590,57 @@ class Scheduler:
         result = Value(number, labels(output), length if along in output and along else 1)
         sweep.moves.append(Move(step, result, values))
         return True
+
+
+def live_registers(plan: Plan, sweep: Sweep) -> int:
+    """The most registers that whole fibres of a sweep take at once.
+
+    Of pointwise operations in a row only fibres that come in or go on count: they are done point by
+    point, so that what is in between is alive for one point only.
+    """
+    groups = grouped(sweep.moves)
+    last: dict[Value, int] = {}
+    for position, group in enumerate(groups):
+        for move in group:
+            for value in move.operands:
+                last[value] = position
+    alive: set[Value] = set()
+    most = 0
+    for position, group in enumerate(groups):
+        made = {move.result for move in group}
+        if group[0].pointwise:
+            # Each point needs some values more.
+            extra = max(1, min(len(group), 8))
+            now = {x for x in made if last.get(x, -1) > position}
+            done = {x for x in alive if last[x] == position}
+            # A fibre that ends here gives its registers to one that begins.
+            inside = sum(x.length for x in alive - done)
+            inside += max(sum(x.length for x in done), sum(x.length for x in now)) + extra
+        else:
+            alive |= {x for move in group for x in move.operands}
+            now = made
+            inside = sum(x.length for x in alive | made)
+        most = max(most, inside)
+        alive = {x for x in alive | now if last.get(x, -1) > position}
+    words = max(_words(plan, move.result.tile) for move in sweep.moves)
+    return most * words
+
+
+def grouped(moves: list[Move]) -> list[list[Move]]:
+    """Runs of pointwise operations on fibres of one length; others alone."""
+    groups: list[list[Move]] = []
+    for move in moves:
+        last = groups[-1][-1] if groups else None
+        if (
+            last is not None
+            and move.pointwise
+            and last.pointwise
+            and move.result.length == last.result.length
+        ):
+            groups[-1].append(move)
+        else:
+            groups.append([move])
+    return groups
 
 
 def copy_sweep(plan: Plan, tile: int) -> Sweep:

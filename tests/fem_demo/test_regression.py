@@ -123,9 +123,22 @@ def test_first_five_steps(trace: tuple) -> None:
     np.testing.assert_allclose(result, expected, rtol=1e-12)
 
 
+QUICK_ROWS = [(1, False), (1, True), (3, False), (3, True), (5, False), (8, True)]
+ORDERS_3_AND_4_IN_3D = [(14, False), (13, False)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("tight", [False, True], ids=["default", "tight"])
-@pytest.mark.parametrize("row", [1, 3])
+@pytest.mark.parametrize(("row", "tight"), [*QUICK_ROWS, *ORDERS_3_AND_4_IN_3D])
 def test_verification_rows(row: int, tight: bool) -> None:
     outcome = run_row(row, tight)
     assert outcome.passed, outcome.line()
+
+
+@pytest.mark.parametrize("problem", ["sedov", "rayleigh-taylor"])
+def test_short_runs_with_full_assembly(problem: str) -> None:
+    """The published numbers are those of both assemblies."""
+    configuration = _tight(
+        problem, mesh=SQUARE, refine=0, t_final=0.6, max_steps=5, assembly="full"
+    )
+    o = Simulation(configuration).run()
+    np.testing.assert_allclose(o.e_norm, EARLY[problem, SQUARE], rtol=1e-12)

@@ -1,0 +1,217 @@
+// The pointwise functions on vectors.
+//
+// Included by kernels.cc only, once per instruction set.
+#pragma once
+
+#include <cstdint>
+
+#include "functions.h"
+#include "half.h"
+#include "lanes.h"
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+namespace jaxmagma::JAXMAGMA_ISA {
+
+template <typename T>
+using Integer = std::conditional_t<sizeof(T) == 8, int64_t, int32_t>;
+template <typename T>
+using IntegerLanes = Vector<Integer<T>, kLanes<T>>;
+
+// A mask of lanes, as comparisons make it, and truth as a number.
+template <typename T>
+using Mask = IntegerLanes<T>;
+
+template <typename T>
+JAXMAGMA_INLINE Lanes<T> AsLanes(IntegerLanes<T> x) {
+  return reinterpret_cast<Lanes<T>>(x);
+}
+template <typename T>
+JAXMAGMA_INLINE IntegerLanes<T> AsIntegers(Lanes<T> x) {
+  return reinterpret_cast<IntegerLanes<T>>(x);
+}
+template <typename T>
+constexpr Integer<T> kSignBit = static_cast<Integer<T>>(Integer<T>{1} << (8 * sizeof(T) - 1));
+
+// Calls a scalar function lane by lane.
+template <typename T, typename Scalar>
+JAXMAGMA_INLINE Lanes<T> Each(Lanes<T> a, const Scalar& f) {
+  Lanes<T> result{};
+  for (int i = 0; i < kLanes<T>; ++i) result[i] = f(a[i]);
+  return result;
+}
+template <typename T, typename Scalar>
+JAXMAGMA_INLINE Lanes<T> Each(Lanes<T> a, Lanes<T> b, const Scalar& f) {
+  Lanes<T> result{};
+  for (int i = 0; i < kLanes<T>; ++i) result[i] = f(a[i], b[i]);
+  return result;
+}
+
+template <typename T>
+struct Of {
+  using V = Lanes<T>;
+  using M = Mask<T>;
+
+  static JAXMAGMA_INLINE V Truth(M m) { return AsLanes<T>(m & AsIntegers<T>(Splat(T{1}))); }
+  static JAXMAGMA_INLINE V Pick(M m, V if_set, V if_not) {
+    return AsLanes<T>((m & AsIntegers<T>(if_set)) | (~m & AsIntegers<T>(if_not)));
+  }
+  static JAXMAGMA_INLINE M IsTrue(V x) { return x != V{}; }
+
+  static JAXMAGMA_INLINE V Add(V a, V b) { return a + b; }
+  static JAXMAGMA_INLINE V Sub(V a, V b) { return a - b; }
+  static JAXMAGMA_INLINE V Mul(V a, V b) { return a * b; }
+  static JAXMAGMA_INLINE V Div(V a, V b) { return a / b; }
+  static JAXMAGMA_INLINE V Fma(V a, V b, V c) { return a * b + c; }
+  static JAXMAGMA_INLINE V Fms(V a, V b, V c) { return a * b - c; }
+  static JAXMAGMA_INLINE V Fnma(V a, V b, V c) { return c - a * b; }
+  static JAXMAGMA_INLINE V Neg(V a) {
+    return AsLanes<T>(AsIntegers<T>(a) ^ (IntegerLanes<T>{} + kSignBit<T>));
+  }
+  static JAXMAGMA_INLINE V Abs(V a) {
+    return AsLanes<T>(AsIntegers<T>(a) & (IntegerLanes<T>{} + ~kSignBit<T>));
+  }
+  static JAXMAGMA_INLINE V CopySign(V magnitude, V sign) {
+    const IntegerLanes<T> bit = IntegerLanes<T>{} + kSignBit<T>;
+    return AsLanes<T>((AsIntegers<T>(magnitude) & ~bit) | (AsIntegers<T>(sign) & bit));
+  }
+  // Zero and NaN stay.
+  static JAXMAGMA_INLINE V Sign(V a) {
+    const M nonzero = (a > V{}) | (a < V{});
+    return Pick(nonzero, CopySign(Splat(T{1}), a), a);
+  }
+
+  static JAXMAGMA_INLINE V Floor(V a) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 8)
+      return reinterpret_cast<V>(_mm512_floor_pd(reinterpret_cast<__m512d>(a)));
+    if constexpr (sizeof(T) == 4)
+      return reinterpret_cast<V>(_mm512_floor_ps(reinterpret_cast<__m512>(a)));
+#elif defined(__AVX__)
+    if constexpr (sizeof(T) == 8)
+      return reinterpret_cast<V>(_mm256_floor_pd(reinterpret_cast<__m256d>(a)));
+    if constexpr (sizeof(T) == 4)
+      return reinterpret_cast<V>(_mm256_floor_ps(reinterpret_cast<__m256>(a)));
+#else
+    return Each<T>(a, [](T x) {
+      if constexpr (sizeof(T) == 8)
+        return __builtin_floor(x);
+      else
+        return __builtin_floorf(x);
+    });
+#endif
+  }
+  static JAXMAGMA_INLINE V Ceil(V a) { return Neg(Floor(Neg(a))); }
+  static JAXMAGMA_INLINE V RoundEven(V a) {
+    // Adding and subtracting 2^(digits) rounds what is smaller.
+    constexpr T kBig = sizeof(T) == 8 ? T(4503599627370496.0) : T(8388608.0);
+    const V magnitude = Abs(a);
+    V big = magnitude + Splat(kBig);
+    asm("" : "+m"(big));  // not to be simplified
+    const V rounded = CopySign(big - Splat(kBig), a);
+    return Pick(magnitude < Splat(kBig), rounded, a);
+  }
+  static JAXMAGMA_INLINE V RoundAway(V a) {
+    const V magnitude = Abs(a);
+    const V whole = Floor(magnitude);
+    const V up = whole + Truth(magnitude - whole >= Splat(T(0.5)));
+    return CopySign(up, a);
+  }
+  static JAXMAGMA_INLINE V Sqrt(V a) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 8)
+      return reinterpret_cast<V>(_mm512_sqrt_pd(reinterpret_cast<__m512d>(a)));
+    if constexpr (sizeof(T) == 4)
+      return reinterpret_cast<V>(_mm512_sqrt_ps(reinterpret_cast<__m512>(a)));
+#elif defined(__AVX__)
+    if constexpr (sizeof(T) == 8)
+      return reinterpret_cast<V>(_mm256_sqrt_pd(reinterpret_cast<__m256d>(a)));
+    if constexpr (sizeof(T) == 4)
+      return reinterpret_cast<V>(_mm256_sqrt_ps(reinterpret_cast<__m256>(a)));
+#elif defined(__SSE2__)
+    if constexpr (sizeof(T) == 8)
+      return reinterpret_cast<V>(_mm_sqrt_pd(reinterpret_cast<__m128d>(a)));
+    if constexpr (sizeof(T) == 4)
+      return reinterpret_cast<V>(_mm_sqrt_ps(reinterpret_cast<__m128>(a)));
+#else
+    return Each<T>(a, [](T x) {
+      if constexpr (sizeof(T) == 8)
+        return __builtin_sqrt(x);
+      else
+        return __builtin_sqrtf(x);
+    });
+#endif
+  }
+  static JAXMAGMA_INLINE V Rsqrt(V a) { return Splat(T{1}) / Sqrt(a); }
+
+  // A NaN in either operand is the result.
+  static JAXMAGMA_INLINE V Max(V a, V b) { return Pick((a > b) | (a != a), a, b); }
+  static JAXMAGMA_INLINE V Min(V a, V b) { return Pick((a < b) | (a != a), a, b); }
+  static JAXMAGMA_INLINE V Lt(V a, V b) { return Truth(a < b); }
+  static JAXMAGMA_INLINE V Le(V a, V b) { return Truth(a <= b); }
+  static JAXMAGMA_INLINE V Gt(V a, V b) { return Truth(a > b); }
+  static JAXMAGMA_INLINE V Ge(V a, V b) { return Truth(a >= b); }
+  static JAXMAGMA_INLINE V Eq(V a, V b) { return Truth(a == b); }
+  static JAXMAGMA_INLINE V Ne(V a, V b) { return Truth(a != b); }
+  static JAXMAGMA_INLINE V IsFinite(V a) {
+    return Truth(Abs(a) <= Splat(sizeof(T) == 8 ? T(__DBL_MAX__) : T(__FLT_MAX__)));
+  }
+  static JAXMAGMA_INLINE V Not(V a) { return Truth(a == V{}); }
+  static JAXMAGMA_INLINE V And(V a, V b) { return Truth(IsTrue(a) & IsTrue(b)); }
+  static JAXMAGMA_INLINE V Or(V a, V b) { return Truth(IsTrue(a) | IsTrue(b)); }
+  static JAXMAGMA_INLINE V Xor(V a, V b) { return Truth(IsTrue(a) ^ IsTrue(b)); }
+  static JAXMAGMA_INLINE V Select(V which, V if_zero, V if_nonzero) {
+    return Pick(IsTrue(which), if_nonzero, if_zero);
+  }
+  static JAXMAGMA_INLINE V First(V a) { return a; }
+
+#define JAXMAGMA_LIBM1(Name, name)     \
+  static JAXMAGMA_INLINE V Name(V a) { \
+    return Each<T>(a, [](T x) -> T {   \
+      if constexpr (sizeof(T) == 8)    \
+        return __builtin_##name(x);    \
+      else                             \
+        return __builtin_##name##f(x); \
+    });                                \
+  }
+#define JAXMAGMA_LIBM2(Name, name)           \
+  static JAXMAGMA_INLINE V Name(V a, V b) {  \
+    return Each<T>(a, b, [](T x, T y) -> T { \
+      if constexpr (sizeof(T) == 8)          \
+        return __builtin_##name(x, y);       \
+      else                                   \
+        return __builtin_##name##f(x, y);    \
+    });                                      \
+  }
+  JAXMAGMA_LIBM1(Cbrt, cbrt)
+  JAXMAGMA_LIBM1(Exp, exp)
+  JAXMAGMA_LIBM1(Exp2, exp2)
+  JAXMAGMA_LIBM1(Expm1, expm1)
+  JAXMAGMA_LIBM1(Log, log)
+  JAXMAGMA_LIBM1(Log1p, log1p)
+  JAXMAGMA_LIBM1(Sin, sin)
+  JAXMAGMA_LIBM1(Cos, cos)
+  JAXMAGMA_LIBM1(Tan, tan)
+  JAXMAGMA_LIBM1(Asin, asin)
+  JAXMAGMA_LIBM1(Acos, acos)
+  JAXMAGMA_LIBM1(Atan, atan)
+  JAXMAGMA_LIBM1(Sinh, sinh)
+  JAXMAGMA_LIBM1(Cosh, cosh)
+  JAXMAGMA_LIBM1(Tanh, tanh)
+  JAXMAGMA_LIBM1(Asinh, asinh)
+  JAXMAGMA_LIBM1(Acosh, acosh)
+  JAXMAGMA_LIBM1(Atanh, atanh)
+  JAXMAGMA_LIBM1(Erf, erf)
+  JAXMAGMA_LIBM1(Erfc, erfc)
+  JAXMAGMA_LIBM2(Rem, fmod)
+  JAXMAGMA_LIBM2(Pow, pow)
+  JAXMAGMA_LIBM2(Atan2, atan2)
+#undef JAXMAGMA_LIBM1
+#undef JAXMAGMA_LIBM2
+
+  static JAXMAGMA_INLINE V Logistic(V a) { return Splat(T{1}) / (Splat(T{1}) + Exp(Neg(a))); }
+};
+
+}  // namespace jaxmagma::JAXMAGMA_ISA

@@ -1,0 +1,106 @@
+// Function objects of the pointwise functions of a program. A truth value is 1 or 0.
+#pragma once
+
+#include "complex.cuh"
+
+namespace jaxmagma {
+
+// ---- The mathematical library ----------------------------------------------------------------
+
+#define JAXMAGMA_FUNCTION(NAME, FUNCTION)                                                   \
+  struct NAME {                                                                             \
+    __device__ __forceinline__ double operator()(double a) const { return ::FUNCTION(a); }  \
+    __device__ __forceinline__ float operator()(float a) const { return ::FUNCTION##f(a); } \
+  };
+JAXMAGMA_FUNCTION(Abs, fabs)
+JAXMAGMA_FUNCTION(Floor, floor)
+JAXMAGMA_FUNCTION(Ceil, ceil)
+JAXMAGMA_FUNCTION(RoundAway, round)
+JAXMAGMA_FUNCTION(RoundEven, rint)
+JAXMAGMA_FUNCTION(Sqrt, sqrt)
+JAXMAGMA_FUNCTION(Cbrt, cbrt)
+JAXMAGMA_FUNCTION(Exp, exp)
+JAXMAGMA_FUNCTION(Exp2, exp2)
+JAXMAGMA_FUNCTION(Expm1, expm1)
+JAXMAGMA_FUNCTION(Log, log)
+JAXMAGMA_FUNCTION(Log1p, log1p)
+JAXMAGMA_FUNCTION(Sin, sin)
+JAXMAGMA_FUNCTION(Cos, cos)
+JAXMAGMA_FUNCTION(Tan, tan)
+JAXMAGMA_FUNCTION(Asin, asin)
+JAXMAGMA_FUNCTION(Acos, acos)
+JAXMAGMA_FUNCTION(Atan, atan)
+JAXMAGMA_FUNCTION(Sinh, sinh)
+JAXMAGMA_FUNCTION(Cosh, cosh)
+JAXMAGMA_FUNCTION(Tanh, tanh)
+JAXMAGMA_FUNCTION(Asinh, asinh)
+JAXMAGMA_FUNCTION(Acosh, acosh)
+JAXMAGMA_FUNCTION(Atanh, atanh)
+JAXMAGMA_FUNCTION(Erf, erf)
+JAXMAGMA_FUNCTION(Erfc, erfc)
+#undef JAXMAGMA_FUNCTION
+
+#define JAXMAGMA_FUNCTION(NAME, FUNCTION)                                    \
+  struct NAME {                                                              \
+    __device__ __forceinline__ double operator()(double a, double b) const { \
+      return ::FUNCTION(a, b);                                               \
+    }                                                                        \
+    __device__ __forceinline__ float operator()(float a, float b) const {    \
+      return ::FUNCTION##f(a, b);                                            \
+    }                                                                        \
+  };
+JAXMAGMA_FUNCTION(Remainder, fmod)
+JAXMAGMA_FUNCTION(Power, pow)
+JAXMAGMA_FUNCTION(Atan2, atan2)
+#undef JAXMAGMA_FUNCTION
+
+// ---- Expressions -----------------------------------------------------------------------------
+
+#define JAXMAGMA_FUNCTION(NAME, EXPRESSION)              \
+  struct NAME {                                          \
+    template <class T>                                   \
+    __device__ __forceinline__ T operator()(T a) const { \
+      return EXPRESSION;                                 \
+    }                                                    \
+  };
+JAXMAGMA_FUNCTION(Negate, -a)
+JAXMAGMA_FUNCTION(Sign, a > T(0) ? T(1) : a < T(0) ? T(-1) : a)  // of NaN: NaN
+JAXMAGMA_FUNCTION(Rsqrt, T(1) / Sqrt()(a))
+JAXMAGMA_FUNCTION(Logistic, T(1) / (T(1) + Exp()(-a)))
+JAXMAGMA_FUNCTION(IsFinite, T(a - a == T(0)))
+JAXMAGMA_FUNCTION(Not, T(a == T(0)))
+#undef JAXMAGMA_FUNCTION
+
+#define JAXMAGMA_FUNCTION(NAME, EXPRESSION)                   \
+  struct NAME {                                               \
+    template <class T>                                        \
+    __device__ __forceinline__ T operator()(T a, T b) const { \
+      return EXPRESSION;                                      \
+    }                                                         \
+  };
+JAXMAGMA_FUNCTION(Add, a + b)
+JAXMAGMA_FUNCTION(Subtract, a - b)
+JAXMAGMA_FUNCTION(Multiply, a* b)
+JAXMAGMA_FUNCTION(Divide, a / b)
+JAXMAGMA_FUNCTION(Max, a > b || a != a ? a : b)  // NaN if either is
+JAXMAGMA_FUNCTION(Min, a < b || a != a ? a : b)
+JAXMAGMA_FUNCTION(Less, T(a < b))
+JAXMAGMA_FUNCTION(LessEqual, T(a <= b))
+JAXMAGMA_FUNCTION(Greater, T(a > b))
+JAXMAGMA_FUNCTION(GreaterEqual, T(a >= b))
+JAXMAGMA_FUNCTION(Equal, T(a == b))
+JAXMAGMA_FUNCTION(NotEqual, T(a != b))
+JAXMAGMA_FUNCTION(And, T(a != T(0) && b != T(0)))
+JAXMAGMA_FUNCTION(Or, T(a != T(0) || b != T(0)))
+JAXMAGMA_FUNCTION(Xor, T((a != T(0)) != (b != T(0))))
+JAXMAGMA_FUNCTION(First, a)
+#undef JAXMAGMA_FUNCTION
+
+struct Select {
+  template <class T>
+  __device__ __forceinline__ T operator()(T which, T if_zero, T if_not) const {
+    return which != T(0) ? if_not : if_zero;
+  }
+};
+
+}  // namespace jaxmagma

@@ -1,0 +1,183 @@
+"""Runs of pointwise steps as one instruction: micro-operations over chunks of points.
+
+A *point* is one value of the output tiles, which all have the same shape.  The executor works on a
+few points at a time, so that intermediate values stay in *slots*, a small register file in the
+nearest cache; it fetches operations once a chunk.  Slots are shared by values that are not alive at
+the same time.
+
+An *address* is ``(space, place, offset, stride)``: point ``p`` is at ``place + p * stride`` of the
+scratch (``offset`` is 0), or at ``offset + p * stride`` values from the start of a slot.
+"""
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
+
+from jaxmagma.lowering.places import Location, Locations, flat_stride
+from jaxmagma.plan import Plan, Pointwise
+
+
+SLOT, SCRATCH = range(2)
+Address = tuple[int, int, int, int]
+
+# The functions, by number: those of a program, and what the executor does besides.
+FUNCTION_NAMES = (
+    "add sub mul div neg abs sign floor ceil round_away round_even sqrt rsqrt max min "
+    "lt le gt ge eq ne is_finite not and or xor select first fma fms fnma "
+    "cbrt exp exp2 expm1 log log1p logistic sin cos tan asin acos atan sinh cosh tanh "
+    "asinh acosh atanh erf erfc rem pow atan2"
+).split()
+NUMBERS = {name: n for n, name in enumerate(FUNCTION_NAMES)}
+
+
+# ---- Which steps make one expression -------------------------------------------------------------
+
+
+def units(plan: Plan, locations: Locations) -> tuple[list[list[int]], list[int]]:
+    """The batched steps in the order of execution, pointwise ones of equal shape together.
+
+    Also, for every tile, the number of the unit that completes it; -1 if none needs to.
+    """
+    found: list[list[int]] = []
+    shapes: list[tuple[int, ...] | None] = []
+    position = [-1] * len(plan.tiles)
+    for number, step in plan.numbered_steps():
+        if not plan.tiles[number].batched:
+            continue
+        after = max(position[x] for x in step.operands)
+        if number in locations.accumulates:
+            # What it is added to must be there before.
+            (add,) = [
+                n for n, s in plan.numbered_steps() if n in locations.done and number in s.operands
+            ]
+            others = plan.steps[add - locations.first].operands
+            after = max(after, *(position[x] for x in others))
+        if number in locations.done:
+            position[number] = after
+            continue
+        if isinstance(step, Pointwise):
+            ready = 0
+            together: dict[int, int] = {}
+            for x, labels in zip(step.operands, step.labels, strict=True):
+                unit = position[x]
+                if (
+                    unit >= 0
+                    and x in found[unit]
+                    and shapes[unit] == step.shape
+                    and labels == step.output_labels
+                ):
+                    ready = max(ready, unit)
+                    together[unit] = together.get(unit, 0) + 1
+                else:
+                    ready = max(ready, unit + 1)
+            fitting = [n for n in range(ready, len(found)) if shapes[n] == step.shape]
+            if fitting:
+                unit = max(fitting, key=lambda n: (together.get(n, 0), n))
+                found[unit].append(number)
+                position[number] = unit
+                continue
+        position[number] = len(found)
+        found.append([number])
+        shapes.append(step.shape if isinstance(step, Pointwise) else None)
+    return found, position
+
+
+# ---- One expression ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Source:
+    """A tile that an expression reads, and how its points lie there."""
+
+    root: int
+    offset: int
+    strides: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def stride(self) -> int | None:
+        return flat_stride(self.strides, self.shape)
+
+    @property
+    def is_scalar(self) -> bool:
+        return all(s == 0 for s, n in zip(self.strides, self.shape, strict=True) if n > 1)
+
+
+Value = int | Source  # a tile that the expression makes, or one that it reads
+
+
+@dataclass
+class Micro:
+    """One micro-operation on values."""
+
+    function: str
+    result: int
+    operands: list[Value]
+
+
+@dataclass
+class Expression:
+    """The micro-operations of a unit, products fused into the sums that alone use them."""
+
+    shape: tuple[int, ...]
+    micros: list[Micro] = field(default_factory=list)
+    last: dict[Value, int] = field(default_factory=dict)  # the last micro that reads it
+
+    @property
+    def sources(self) -> list[Source]:
+        found = [x for m in self.micros for x in m.operands if isinstance(x, Source)]
+        return list(dict.fromkeys(found))
+
+
+def expression(plan: Plan, locations: Locations, unit: Sequence[int], kept: Set[int]) -> Expression:
+    """The expression of a unit; ``kept`` are the tiles that are used outside of it."""
+    first = locations.first
+    made: dict[int, Micro] = {}
+    shape = plan.tiles[unit[0]].shape
+    inside = set(unit)
+    uses: dict[int, int] = {}
+    for number in unit:
+        step = plan.steps[number - first]
+        assert isinstance(step, Pointwise)
+        operands: list[Value] = []
+        for x, labels in zip(step.operands, step.labels, strict=True):
+            if x in inside and labels == step.output_labels:
+                operands.append(x)
+                uses[x] = uses.get(x, 0) + 1
+            else:
+                operands.append(_source(step, locations.of[x], labels))
+        function = step.function
+        if function == "first":
+            operands = operands[:1]
+        made[number] = Micro(function, number, operands)
+    real = plan.program.dtype.kind != "c"
+    for number in unit:
+        micro = made[number]
+        if micro.function not in ("add", "sub"):
+            continue
+        for position in (1, 0):
+            factor = micro.operands[position]
+            if (
+                isinstance(factor, int)
+                and made[factor].function == "mul"
+                and uses[factor] == 1
+                and factor not in kept
+                and (real or micro.function == "add")
+            ):
+                function = "fma" if micro.function == "add" else ("fms", "fnma")[position]
+                operands = [*made[factor].operands, micro.operands[1 - position]]
+                made[number] = Micro(function, number, operands)
+                del made[factor]
+                break
+    found = Expression(shape, [made[n] for n in unit if n in made])
+    for n, micro in enumerate(found.micros):
+        for operand in micro.operands:
+            found.last[operand] = n
+    return found
+
+
+def _source(step: Pointwise, at: Location, labels: str) -> Source:
+    strides = [
+        sum(s for s, y in zip(at.strides, labels, strict=True) if y == x)
+        for x in step.output_labels
+    ]
+    return Source(at.root, at.offset, tuple(strides), step.shape)

@@ -1,0 +1,221 @@
+"""Where the values of a tile are: what ``View`` and ``Gather`` mean to whoever reads the tile.
+
+Neither moves anything: a tile that shows part of another is read where that one is, and a gathered
+one where its index points.  A view that has no such reading (of another view, or across the
+components of gathered values) is of a copy, which :func:`resolvable` adds to the plan.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from jaxmagma.builder import letters, places, row_major
+from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, Step, Tile, renumbered
+from jaxmagma.program import Gather, Place, View
+
+
+@dataclass(frozen=True)
+class Strided:
+    """A place in a row-major tile for each value of another: ``offset + strides . (i, j, ...)``."""
+
+    offset: int
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The tile that holds the values, and where; ``view`` is None if it is the tile itself.
+
+    Of gathered values ``tile`` is the vector, ``index`` the tile that says where an element's
+    values are in it, ``view`` a place in the index and ``component`` one in what it points to.
+    """
+
+    tile: int
+    view: Strided | None = None
+    index: int | None = None
+    component: Strided | None = None
+    components: int = 1
+
+
+def origin(plan: Plan, tile: int) -> Origin:
+    """Where the values of ``tile`` are, in a plan that is ``resolvable``."""
+    found = _origin(plan.steps, plan.tiles, len(plan.program.inputs), tile)
+    assert found is not None
+    return found
+
+
+def _origin(
+    steps: tuple[Step, ...] | list[Step],
+    tiles: tuple[Tile, ...] | list[Tile],
+    first: int,
+    tile: int,
+) -> Origin | None:
+    step = steps[tile - first] if tile >= first else None
+    if isinstance(step, View):
+        return _shown(step, _origin(steps, tiles, first, step.operand), tiles[step.operand])
+    if isinstance(step, Gather):
+        rank = len(tiles[step.index].shape)
+        shape = tiles[tile].shape
+        rest = row_major(shape[rank:])
+        return Origin(
+            step.vector,
+            Strided(0, row_major(shape[:rank]) + (0,) * len(rest)),
+            step.index,
+            Strided(0, (0,) * rank + rest),
+            Tile(shape[rank:], tiles[tile].dtype, True).size,
+        )
+    return Origin(tile)
+
+
+def _shown(view: View, inner: Origin | None, tile: Tile) -> Origin | None:
+    """A view of what is at ``inner``, if that can be said; ``tile`` is the operand's."""
+    if inner is None:
+        return None
+    if inner.index is None:
+        if inner.view is not None:
+            return None
+        return Origin(inner.tile, Strided(view.offset, view.strides))
+    assert inner.view is not None and inner.component is not None
+    size = inner.components
+    whole = inner.view.offset == inner.component.offset == 0 and all(
+        x * size + y == z
+        for x, y, z in zip(
+            inner.view.strides, inner.component.strides, row_major(tile.shape), strict=True
+        )
+    )
+    least = view.offset % size
+    most = least + sum(s % size * (n - 1) for s, n in zip(view.strides, view.tile, strict=True))
+    if not whole or most >= size or any(s < 0 for s in view.strides):
+        return None
+    return replace(
+        inner,
+        view=Strided(view.offset // size, tuple(s // size for s in view.strides)),
+        component=Strided(least, tuple(s % size for s in view.strides)),
+    )
+
+
+def resolvable(plan: Plan) -> Plan:
+    """The plan with copies of those tiles that cannot be read where their values are."""
+    first = len(plan.program.inputs)
+    tiles: list[Tile] = list(plan.tiles[:first])
+    steps: list[Step] = []
+    numbers = {n: n for n in range(first)}
+
+    def add(step: Step, batched: bool) -> int:
+        tiles.append(Tile(step.shape, plan.program.dtype, batched))
+        steps.append(step)
+        return len(tiles) - 1
+
+    copies: dict[int, int] = {}
+
+    def copied(tile: int) -> int:
+        if tile not in copies:
+            labels = letters(len(tiles[tile].shape))
+            sizes = tuple(zip(labels, tiles[tile].shape, strict=True))
+            copies[tile] = add(Rearrange(tile, labels, labels, sizes), tiles[tile].batched)
+        return copies[tile]
+
+    def gathered(tile: int) -> bool:
+        found = _origin(steps, tiles, first, tile)
+        return found is not None and found.index is not None
+
+    for number, step in plan.numbered_steps():
+        step = renumbered(step, numbers)
+        if isinstance(step, View):
+            inner = _origin(steps, tiles, first, step.operand)
+            if _shown(step, inner, tiles[step.operand]) is None:
+                step = replace(step, operand=copied(step.operand))
+        elif isinstance(step, Product) and all(tiles[x].batched for x in step.operands):
+            # A product of two tiles of an element reads both many times.
+            left = copied(step.left) if gathered(step.left) else step.left
+            right = copied(step.right) if gathered(step.right) else step.right
+            step = replace(step, left=left, right=right)
+        numbers[number] = add(step, plan.tiles[number].batched)
+    everything = set(range(plan.program.batch_rank))
+    results = []
+    for out, value in zip(plan.program.outputs, plan.results, strict=True):
+        value = numbers[value]
+        moved = value >= first and isinstance(steps[value - first], View | Gather)
+        if set(out.batch) != everything and moved:
+            value = copied(value)
+        results.append(value)
+    return Plan(plan.program, tuple(tiles), tuple(steps), tuple(results))
+
+
+def composed(
+    outer: Strided, tile: Sequence[int], inner: Strided, shown: Sequence[int]
+) -> Strided | None:
+    """Where the values of a part of ``tile`` are, if those of the tile are at ``outer``."""
+    whole = places(outer.offset, outer.strides, tile).reshape(-1)
+    at = whole[places(inner.offset, inner.strides, shown)]
+    first = int(at.flat[0])
+    strides = tuple(
+        int(np.take(at, 1, axis).flat[0]) - first if extent > 1 else 0
+        for axis, extent in enumerate(shown)
+    )
+    found = Strided(first, strides)
+    return found if np.array_equal(places(first, strides, shown), at) else None
+
+
+def with_joined_places(plan: Plan) -> Plan:
+    """The plan with sums of tiles made of parts as one tile made of all their parts."""
+    first = len(plan.program.inputs)
+    steps = list(plan.steps)
+
+    def place(tile: int) -> Place | None:
+        step = steps[tile - first] if tile >= first else None
+        return step if isinstance(step, Place) else None
+
+    def piece_of_operand(piece: tuple[int, int, tuple[int, ...]]) -> Any:
+        """A transposed piece as what it was, placed along its own axes."""
+        tile, offset, strides = piece
+        step = steps[tile - first] if tile >= first else None
+        if not isinstance(step, Rearrange):
+            return piece
+        new = [x for x in step.output_labels if x not in step.labels]
+        if set(step.labels) - set(step.output_labels) or any(step.extents[x] > 1 for x in new):
+            return piece
+        own = tuple(strides[step.output_labels.index(x)] for x in step.labels)
+        return piece_of_operand((step.operand, offset, own))
+
+    for position, step in enumerate(steps):
+        if isinstance(step, Place):
+            steps[position] = replace(step, pieces=tuple(map(piece_of_operand, step.pieces)))
+        if not isinstance(step, Pointwise) or step.function != "add":
+            continue
+        parts = [place(x) for x in step.operands]
+        if set(step.labels) != {step.output_labels} or not all(parts):
+            continue
+        pieces = tuple(piece for part in parts if part is not None for piece in part.pieces)
+        steps[position] = Place(pieces, step.shape)
+    return _without_dead_steps(plan, steps)
+
+
+def _without_dead_steps(plan: Plan, steps: Sequence[Step]) -> Plan:
+    first = len(plan.program.inputs)
+    needed = set(plan.results)
+    for number in reversed(range(first, len(plan.tiles))):
+        if number in needed:
+            needed.update(steps[number - first].operands)
+    live = [n for n in range(first, len(plan.tiles)) if n in needed]
+    numbers = {old: new for new, old in enumerate([*range(first), *live])}
+    return Plan(
+        plan.program,
+        tuple(plan.tiles[n] for n in [*range(first), *live]),
+        tuple(renumbered(steps[n - first], numbers) for n in live),
+        tuple(numbers[value] for value in plan.results),
+    )
+
+
+def placed_once(place: Place, tiles: tuple[Tile, ...]) -> bool:
+    """Whether the pieces cover the tile, each value once."""
+    count = [0] * Tile(place.tile, tiles[0].dtype, True).size
+    for value, offset, strides in place.pieces:
+        at = [offset]
+        for stride, extent in zip(strides, tiles[value].shape, strict=True):
+            at = [x + stride * n for x in at for n in range(extent)]
+        for x in at:
+            count[x] += 1
+    return all(n == 1 for n in count)

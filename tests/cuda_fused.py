@@ -1,0 +1,193 @@
+"""Functions of one element to test fused kernels with, and the programs that they become."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxmagma as jm
+from jaxmagma import reference
+from jaxmagma.builder import Builder
+from jaxmagma.functions import FUNCTIONS
+from jaxmagma.program import Constant, ElementProgram, Input, Output
+
+
+def program_of(fn: Callable[..., Any], *shapes: tuple[int, ...], dtype: Any) -> ElementProgram:
+    """The one program of ``jm.fuse(fn)``, of elements with arguments of these shapes."""
+    arguments = [jax.ShapeDtypeStruct((3, *shape), dtype) for shape in shapes]
+    found: list[ElementProgram] = []
+
+    def search(jaxpr: Any) -> None:
+        for equation in jaxpr.eqns:
+            for value in equation.params.values():
+                if isinstance(value, ElementProgram):
+                    found.append(value)
+                elif hasattr(value, "jaxpr"):
+                    search(value.jaxpr)
+
+    search(jax.make_jaxpr(jm.fuse(fn))(*arguments).jaxpr)
+    (program,) = found
+    return program
+
+
+def bases(p: int, dtype: Any) -> tuple[Any, Any]:
+    rng = np.random.default_rng(7)
+    b, g = (rng.uniform(-1, 1, (p + 2, p + 1)).astype(dtype) for _ in range(2))
+    return b, g
+
+
+def _gradient(b: Any, g: Any, u: Any) -> list[Any]:
+    spec = "xa,yb,zc,abc->xyz"
+    return [jnp.einsum(spec, *x, u) for x in ((g, b, b), (b, g, b), (b, b, g))]
+
+
+def _divergence(b: Any, g: Any, flux: list[Any]) -> Any:
+    spec = "xi,yj,zk,xyz->ijk"
+    terms = zip(((g, b, b), (b, g, b), (b, b, g)), flux, strict=True)
+    return sum(jnp.einsum(spec, *x, w) for x, w in terms)
+
+
+def diffusion(p: int, symmetric: bool = True, dtype: Any = "float64") -> ElementProgram:
+    """``grad^T (D grad u)``, with 6 or 9 components of D at every point."""
+    b, g = bases(p, dtype)
+    places = [[0, 1, 2], [1, 3, 4], [2, 4, 5]]
+
+    def element(u: Any, d: Any) -> Any:
+        du = _gradient(b, g, u)
+        rows = [
+            [d[..., places[i][j]] if symmetric else d[..., i, j] for j in range(3)]
+            for i in range(3)
+        ]
+        flux = [sum(x * y for x, y in zip(row, du, strict=True)) for row in rows]
+        return _divergence(b, g, flux)
+
+    q = p + 2
+    return program_of(
+        element, (p + 1,) * 3, (q, q, q, *((6,) if symmetric else (3, 3))), dtype=dtype
+    )
+
+
+def hyperelastic(p: int, dtype: Any = "float64") -> ElementProgram:
+    """The gradient of a compressible neo-Hookean energy by the displacement of an element."""
+    b, g = bases(p, dtype)
+
+    def energy(u: Any, w: Any) -> Any:
+        du = [_gradient(b, g, u[..., i]) for i in range(3)]
+        f = [[0.1 * du[i][j] + (1.0 if i == j else 0.0) for j in range(3)] for i in range(3)]
+        det = (
+            f[0][0] * (f[1][1] * f[2][2] - f[1][2] * f[2][1])
+            - f[0][1] * (f[1][0] * f[2][2] - f[1][2] * f[2][0])
+            + f[0][2] * (f[1][0] * f[2][1] - f[1][1] * f[2][0])
+        )
+        squares = sum(f[i][j] * f[i][j] for i in range(3) for j in range(3))
+        return jnp.sum(w * (0.5 * squares + jnp.sqrt(1.0 + det * det)))
+
+    return program_of(jax.grad(energy), (p + 1, p + 1, p + 1, 3), (p + 2,) * 3, dtype=dtype)
+
+
+def pointwise_algebra(q: int, dtype: Any = "float64") -> ElementProgram:
+    """Invariants of 3x3 matrices at points: roots, angles and choices."""
+
+    def element(a: Any, b: Any) -> Any:
+        m = [
+            [sum(a[..., i, k] * b[..., k, j] for k in range(3)) for j in range(3)] for i in range(3)
+        ]
+        trace = (m[0][0] + m[1][1] + m[2][2]) / 3.0
+        off = m[0][1] ** 2 + m[0][2] ** 2 + m[1][2] ** 2
+        radius = jnp.sqrt(sum((m[i][i] - trace) ** 2 for i in range(3)) + 2 * off + 1e-3)
+        angle = jnp.arctan2(radius, trace) / 3.0
+        scale = jnp.where(trace > 0, jnp.cos(angle), jnp.minimum(jnp.exp(-radius), 0.5))
+        rows = [jnp.stack([scale * m[i][j] for j in range(3)], -1) for i in range(3)]
+        return jnp.stack(rows, -2)
+
+    return program_of(element, (q, q, q, 3, 3), (q, q, q, 3, 3), dtype=dtype)
+
+
+def special(program: ElementProgram, extents: Sequence[int]) -> list[np.ndarray[Any, Any]]:
+    """Arguments with NaN, infinities, zeros and numbers of any size among them."""
+    rng = np.random.default_rng(9)
+    found = []
+    for operand in program.arguments:
+        shape = (*(extents[axis] for axis in operand.batch), *operand.tile)
+        x = rng.normal(size=shape) * rng.choice([0.1, 1.0, 30.0], shape)
+        odd = rng.choice([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 2.5], shape)
+        found.append(np.where(rng.random(shape) < 0.2, odd, x).astype(operand.dtype))
+    return found
+
+
+def indexed(program: ElementProgram, elements: int, seed: int = 3) -> list[np.ndarray[Any, Any]]:
+    """Arguments of ``gathering``."""
+    rng = np.random.default_rng(seed)
+    vector, index = program.arguments
+    places = rng.integers(-1, vector.tile[0], (elements, *index.tile)).astype(np.int32)
+    return [rng.uniform(-1, 1, vector.tile).astype(vector.dtype), places]
+
+
+def assert_same(
+    program: ElementProgram,
+    arrays: Sequence[Any],
+    got: Sequence[Any],
+    tolerance: float = 64,
+) -> None:
+    """As plain JAX has it, up to rounding: ``tolerance`` in units of the last place."""
+    wanted = reference.evaluate(program, *arrays)
+    eps = float(np.finfo(program.dtype).eps)
+    for number, (want, have) in enumerate(zip(map(np.asarray, wanted), got, strict=True)):
+        finite = np.abs(want[np.isfinite(want)])
+        scale = max(1.0, float(finite.max(initial=0))) if tolerance >= 64 else 1.0
+        np.testing.assert_allclose(
+            np.asarray(have), want, tolerance * eps, tolerance * eps * scale, err_msg=str(number)
+        )
+
+
+# ---- Written as programs -------------------------------------------------------------------------
+
+
+def every_function(dtype: Any = "float64") -> ElementProgram:
+    """Every pointwise function of tiles of 8 values, an output each."""
+    builder = Builder(1)
+    x, y, z = (builder.input(Input((0,), (8,), np.dtype(dtype))) for _ in range(3))
+    outputs = []
+    for name, function in FUNCTIONS.items():
+        made = builder.map(name, *(x, y, z)[: function.operands])
+        outputs.append(Output(made, (0,)))
+    return builder.build(outputs).program
+
+
+def gathering(components: int, size: int, elements: int, dtype: Any = "float64") -> ElementProgram:
+    """A contraction of gathered dofs, a component of them, and all that is there."""
+    builder = Builder(1)
+    rng = np.random.default_rng(5)
+    places = rng.integers(-1, size, (elements, 3, 4)).astype(np.int32)
+    vector = builder.input(Input((), (size, components), np.dtype(dtype)))
+    index = builder.input(Input((0,), (3, 4), np.dtype("int32")))
+    basis = builder.constant(rng.uniform(-1, 1, (5, 3)).astype(dtype))
+    u = builder.gather(vector, index, Constant(places))
+    sizes = {"x": 5, "a": 3, "b": 4, "c": components}
+    made = builder.contract([(basis, "xa"), (u, "abc")], "xbc", sizes)
+    one = builder.index(u, 2, components - 1)
+    twice = builder.map("mul", one, one)
+    return builder.build([Output(made, (0,)), Output(twice, (0,)), Output(u, (0,))]).program
+
+
+def moving(dtype: Any = "float64") -> ElementProgram:
+    """Views of what is computed, broadcasts, transposed operands, and parts put together."""
+    builder = Builder(1)
+    u = builder.input(Input((0,), (4, 4), np.dtype(dtype)))
+    w = builder.input(Input((0,), (4,), np.dtype(dtype)))
+    rng = np.random.default_rng(6)
+    basis = builder.constant(rng.uniform(-1, 1, (4, 4)).astype(dtype))
+    sizes = dict.fromkeys("abx", 4)
+    v = builder.contract([(basis, "xa"), (u, "ab")], "xb", sizes)
+    diagonal = builder.view(v, 0, (5,), (4,))
+    reverse = builder.view(v, 15, (-1,), (16,))
+    both = builder.pointwise("sub", [(v, "ab"), (u, "ba")], "ab", sizes)
+    scaled = builder.pointwise("div", [(both, "ab"), (w, "b")], "ab", sizes)
+    half = builder.constant(np.asarray(0.5, dtype))
+    third = builder.pointwise("mul", [(diagonal, "a"), (half, "")], "a", sizes)
+    parts = builder.place([(third, 1, (2,)), (w, 0, (1,))], (9,))
+    stacked = builder.stack([diagonal, third, w], 1)
+    outputs = [reverse, scaled, parts, stacked, diagonal]
+    return builder.build([Output(x, (0,)) for x in outputs] + [Output(parts, ())]).program

@@ -1,0 +1,259 @@
+"""Global vectors: ``jm.gather`` and ``jm.scatter_add``, and how contributions are added up."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxmagma as jm
+from jaxmagma import assembly
+from jaxmagma.program import Constant
+from tests.einsums import assert_close, normal
+
+
+GetKey = Callable[[], jax.Array]
+Function = Callable[..., Any]
+
+# Seven line elements of three dofs; neighbours share one.
+DOFS = 2 * np.arange(7)[:, None] + np.arange(3)
+SIZE = 15
+MATRIX = np.random.default_rng(0).uniform(-1, 1, (3, 3))
+
+
+def force(u: jax.Array, scale: jax.Array) -> jax.Array:
+    return jnp.tanh(MATRIX @ u) * scale
+
+
+def fused(function: Function = force, *in_axes: Any, **options: Any) -> Function:
+    axes = (jm.gather(DOFS), *(in_axes or (0,)))
+    return jm.fuse(function, axes, jm.scatter_add(DOFS, SIZE, **options))
+
+
+def plain(v: jax.Array, scale: jax.Array) -> jax.Array:
+    values = jax.vmap(force)(v[DOFS], scale)
+    return jnp.zeros((SIZE, *v.shape[1:])).at[DOFS].add(values)
+
+
+@pytest.fixture
+def vector(getkey: GetKey) -> jax.Array:
+    return normal(getkey(), (SIZE,))
+
+
+@pytest.fixture
+def scale(getkey: GetKey) -> jax.Array:
+    return normal(getkey(), (len(DOFS),))
+
+
+# ---- Values and derivatives ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("jit", [jax.jit, lambda f: f], ids=["jit", "eager"])
+def test_values(jit: Function, deterministic: bool, vector: jax.Array, scale: jax.Array) -> None:
+    found = jit(fused(deterministic=deterministic))(vector, scale)
+    assert_close(found, plain(vector, scale), 1e-14)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_derivatives(deterministic: bool, vector: jax.Array, scale: jax.Array) -> None:
+    def derivatives(function: Function) -> Any:
+        def energy(v: jax.Array, scale: jax.Array) -> jax.Array:
+            return jnp.sum(jnp.sin(function(v, scale)))
+
+        gradient = jax.grad(energy, (0, 1))
+        tangent = jnp.cos(vector), jnp.sin(scale)
+        return gradient(vector, scale), jax.jvp(gradient, (vector, scale), tangent)[1]
+
+    found = jax.jit(lambda: derivatives(fused(deterministic=deterministic)))()
+    assert_close(found, jax.jit(lambda: derivatives(plain))())
+
+
+def test_hessian(vector: jax.Array, scale: jax.Array) -> None:
+    energies = [lambda v, f=f: jnp.sum(f(v, scale) ** 2) for f in (fused(), plain)]
+    found, expected = (jax.jit(jax.hessian(f))(vector) for f in energies)
+    assert_close(found, expected)
+
+
+def test_components(getkey: GetKey, scale: jax.Array) -> None:
+    """What follows the first axis of a vector are components of each of its entries."""
+    v = normal(getkey(), (SIZE, 2))
+
+    def function(u: jax.Array, scale: jax.Array) -> jax.Array:
+        return jnp.tanh(MATRIX @ u) * scale
+
+    def reference(v: jax.Array) -> jax.Array:
+        return jnp.zeros((SIZE, 2)).at[DOFS].add(jax.vmap(function)(v[DOFS], scale))
+
+    found = jax.value_and_grad(lambda v: jnp.sum(fused(function)(v, scale) ** 2))
+    expected = jax.value_and_grad(lambda v: jnp.sum(reference(v) ** 2))
+    assert_close(jax.jit(found)(v), jax.jit(expected)(v))
+
+
+def test_several_vectors_at_once(getkey: GetKey, scale: jax.Array) -> None:
+    vectors = normal(getkey(), (4, SIZE))
+
+    def gradient(function: Function) -> Function:
+        return jax.grad(lambda v, s: jnp.sum(function(v, s) ** 2))
+
+    for transform in (lambda f: f, gradient):
+        for axes in ((0, None), (1, None)):
+            arrays = vectors if axes[0] == 0 else vectors.T
+            found, expected = (
+                jax.jit(jax.vmap(transform(f), axes))(arrays, scale) for f in (fused(), plain)
+            )
+            assert_close(found, expected)
+
+
+def test_vmap_over_what_is_not_gathered(vector: jax.Array, getkey: GetKey) -> None:
+    scales = normal(getkey(), (4, len(DOFS)))
+    found, expected = (jax.vmap(f, (None, 0))(vector, scales) for f in (fused(), plain))
+    assert_close(found, expected)
+
+
+def test_one_vector_by_two_indices(vector: jax.Array) -> None:
+    """The cotangent adds what comes back by either one."""
+    other = DOFS[::-1, ::-1]
+    function = jm.fuse(lambda a, b: a @ b, (jm.gather(DOFS), jm.gather(other)))
+    found = jax.value_and_grad(lambda v: jnp.sum(jnp.sin(function(v, v))))
+    expected = jax.value_and_grad(
+        lambda v: jnp.sum(jnp.sin(jnp.sum(v[DOFS] * v[other], -1)))
+    )
+    assert_close(jax.jit(found)(vector), expected(vector))
+
+
+def test_indices_of_any_rank(vector: jax.Array) -> None:
+    dofs = np.stack([DOFS, DOFS + 1], 1) % SIZE
+    function = jm.fuse(lambda u: (u, u.sum(0)), jm.gather(dofs), (jm.scatter_add(dofs, SIZE), 0))
+    found = function(vector)
+    assert_close(found[0], jnp.zeros(SIZE).at[dofs].add(vector[dofs]), 1e-14)
+    assert_close(found[1], vector[dofs].sum(1), 1e-14)
+
+
+def test_trees(vector: jax.Array, scale: jax.Array) -> None:
+    axes = {"u": jm.gather(DOFS), "s": 0, "unused": None}
+    function = jm.fuse(
+        lambda d: {"f": force(d["u"], d["s"]), "u": d["u"]},
+        in_axes=(axes,),
+        out_axes={"f": jm.scatter_add(DOFS, SIZE), "u": -1},
+    )
+    found = function({"u": vector, "s": scale, "unused": None})
+    assert_close(found["f"], plain(vector, scale), 1e-14)
+    assert_close(found["u"], vector[DOFS].T, 1e-14)
+
+
+def test_custom_rules_of_differentiation(vector: jax.Array) -> None:
+    """JAX differentiates the function, and what it gathers stays gathered."""
+    function = jm.fuse(lambda u: jax.nn.silu(MATRIX @ u), jm.gather(DOFS))
+    found = jax.value_and_grad(lambda v: jnp.sum(function(v) ** 2))
+    expected = jax.value_and_grad(
+        lambda v: jnp.sum(jax.vmap(lambda u: jax.nn.silu(MATRIX @ u))(v[DOFS]) ** 2)
+    )
+    assert_close(jax.jit(found)(vector), expected(vector))
+
+
+def test_float32(vector: jax.Array, scale: jax.Array) -> None:
+    single = vector.astype(np.float32), scale.astype(np.float32)
+    found = jax.jit(jm.fuse(
+        lambda u, s: u * s, (jm.gather(DOFS), 0), jm.scatter_add(DOFS, SIZE)
+    ))(*single)  # fmt: skip
+    assert found.dtype == np.float32
+    expected = jnp.zeros(SIZE, np.float32).at[DOFS].add(single[0][DOFS] * single[1][:, None])
+    assert_close(found, expected, 1e-6)
+
+
+# ---- Many contributions to one entry -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("valence", [1, 16, 17, 300])
+def test_entries_that_very_many_elements_share(valence: int, getkey: GetKey) -> None:
+    dofs = np.stack([np.zeros(valence, int), 2 + np.arange(valence)], 1)
+    size = valence + 3  # entry 1 and the last one get nothing
+    values = normal(getkey(), (valence, 2))
+    add = jax.jit(jm.fuse(lambda x: x, out_axes=jm.scatter_add(dofs, size)))
+    assert_close(add(values), jnp.zeros(size).at[dofs].add(values), 1e-14)
+    gradient = jax.jit(jax.grad(lambda x: jnp.sum(add(x) ** 2)))(values)
+    assert_close(gradient, 2 * add(values)[dofs], 1e-14)
+
+
+def test_bits_are_the_same_every_time(getkey: GetKey) -> None:
+    random = np.random.default_rng(0)
+    dofs = random.integers(0, 50, (400, 5))
+    values = normal(getkey(), (400, 5)) * 10.0 ** random.integers(-8, 8, (400, 5))
+    add = jax.jit(jm.fuse(lambda x: 1 / x, out_axes=jm.scatter_add(dofs, 50)))
+    first = np.asarray(add(values))
+    assert all(np.array_equal(add(values), first) for _ in range(5))
+    # Compiled anew, and as a part of something else.
+    other = jax.jit(lambda x: (add(x), jnp.sum(x)))(values)[0]
+    np.testing.assert_array_equal(other, first)
+
+
+@given(st.data())
+@settings(max_examples=30)
+def test_stages_add_each_value_once(data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, 5))
+    count = data.draw(st.integers(1, 60))
+    at = data.draw(st.lists(st.integers(0, size - 1), min_size=count, max_size=count))
+    values = np.random.default_rng(0).integers(-9, 9, count).astype(float)
+    expected = np.bincount(at, values, size)
+    found = values
+    for stage in assembly.stages(Constant(np.asarray(at, np.int32)), size):
+        table = stage.table.array
+        assert table.shape[1] <= 16
+        used = table[table >= 0]
+        assert len(set(used.tolist())) == used.size == found.size
+        found = np.where(table >= 0, found[table], 0).sum(1)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_no_elements() -> None:
+    dofs = np.zeros((0, 3), int)
+    function = jm.fuse(lambda u: 2 * u, jm.gather(dofs), jm.scatter_add(dofs, 4))
+    assert function(jnp.ones(4)).tolist() == [0, 0, 0, 0]
+
+
+# ---- Errors --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [jm.gather, lambda dofs: jm.scatter_add(dofs, SIZE)])
+def test_indices_must_be_integers_that_are_known(make: Function) -> None:
+    with pytest.raises(TypeError, match="integers"):
+        make(DOFS * 1.0)
+    with pytest.raises(TypeError, match="integers"):
+        make(3)
+    with pytest.raises(IndexError, match="index -1 is negative"):
+        make(DOFS - 1)
+    with pytest.raises(TypeError, match="known before tracing"):
+        jax.jit(lambda dofs: make(dofs) and dofs)(DOFS)
+    with pytest.raises(IndexError, match="31 bits"):
+        make(DOFS + 2**31)
+
+
+def test_index_beyond_the_end(vector: jax.Array, scale: jax.Array) -> None:
+    with pytest.raises(IndexError, match=r"gather: index 14 is out of range .*\(14,\)"):
+        fused()(vector[:-1], scale)
+    with pytest.raises(IndexError, match="scatter_add: index 14 is out of range for size 14"):
+        jm.scatter_add(DOFS, SIZE - 1)
+
+
+def test_axes_in_the_wrong_place(vector: jax.Array) -> None:
+    with pytest.raises(TypeError, match="no entry of out_axes"):
+        jm.fuse(lambda u: u, out_axes=jm.gather(DOFS))
+    with pytest.raises(TypeError, match="no entry of in_axes"):
+        jm.fuse(lambda u: u, in_axes=(jm.scatter_add(DOFS, SIZE),))
+
+
+def test_wrong_shapes(vector: jax.Array, scale: jax.Array) -> None:
+    with pytest.raises(ValueError, match=r"values of shape \(2,\) each.*\(7, 3\)"):
+        fused(lambda u, s: u[:2] * s)(vector, scale)
+    with pytest.raises(ValueError, match="inconsistent sizes"):
+        fused()(vector, scale[:-1])
+
+
+def test_description() -> None:
+    assert repr(jm.gather(DOFS)) == "gather(7 elements of shape (3,))"
+    assert repr(jm.scatter_add(DOFS, SIZE)) == "scatter_add(7 elements of shape (3,), 15)"

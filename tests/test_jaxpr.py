@@ -1,0 +1,121 @@
+"""What a jaxpr becomes: the operations of a program, and nothing that costs more than it should."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmagma import reference
+from jaxmagma.builder import Builder
+from jaxmagma.jaxpr import Reader, Tile, Unsupported
+from jaxmagma.program import ElementProgram, Input, Map, Output
+from tests.einsums import assert_close
+
+
+F64 = np.dtype(np.float64)
+GetKey = Callable[[], jax.Array]
+
+
+def read(function: Callable[..., Any], *tiles: tuple[int, ...]) -> ElementProgram:
+    """The program of a function of one element's tiles, with one result."""
+    reader = Reader(Builder(1), F64)
+    inputs = [Tile(reader.builder.input(Input((0,), tile, F64))) for tile in tiles]
+    closed = jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(tile, F64) for tile in tiles))
+    (result,) = reader.jaxpr(closed, inputs)
+    return reader.builder.build([Output(reader.value(result), (0,))]).program
+
+
+def operations(function: Callable[..., Any], *tiles: tuple[int, ...]) -> list[str]:
+    found = read(function, *tiles).operations
+    return [x.function if isinstance(x, Map) else type(x).__name__ for x in found]
+
+
+@pytest.mark.parametrize(
+    ("function", "tiles", "expected"),
+    [
+        (lambda x: x.T.T + x[None][0], [(2, 3)], ["add"]),
+        (lambda x: jnp.sin(x)[0, 1], [(2, 3)], ["View", "sin"]),
+        (lambda x: x.reshape(3, 2).reshape(6).reshape(2, 3) * 2.0, [(2, 3)], ["mul"]),
+        (lambda x, y: jnp.einsum("ij,kj->ki", x, y), [(2, 3), (4, 3)], ["Contract"]),
+        (lambda x: x**4, [(3,)], ["mul", "mul"]),
+        (lambda x: jnp.stack([jnp.sin(x), jnp.cos(x)])[1], [(3,)], ["cos"]),
+        (lambda x: x + np.zeros(3), [(3,)], []),
+        (lambda x: jax.jit(jnp.sin)(jax.checkpoint(jnp.cos)(x)), [(3,)], ["cos", "sin"]),
+    ],
+)
+def test_what_costs_nothing_is_no_operation(
+    function: Callable[..., Any], tiles: list[tuple[int, ...]], expected: list[str]
+) -> None:
+    assert operations(function, *tiles) == expected
+
+
+def test_what_nobody_asks_for_is_not_computed() -> None:
+    """The diagonal of a product of matrices is two contractions of vectors."""
+    program = read(lambda x, y: jnp.diagonal(x @ y), (2, 3), (3, 2))
+    assert all(np.prod(x.tile) <= 3 for x in program.operations)
+
+
+def test_small_matrices_at_every_point_are_components() -> None:
+    """Point by point, so that each step is one of long vectors."""
+    function = lambda d, g: jnp.einsum("xij,xj->xi", d, g)  # noqa: E731
+    kinds = operations(function, (9, 2, 2), (9, 2))
+    assert "Contract" not in kinds
+    assert kinds.count("mul") == 4 and kinds.count("add") == 2
+
+
+FUNCTIONS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
+    "dot with batch": (lambda a, b: jnp.einsum("bij,bjk->bik", a, b), [(5, 2, 3), (5, 3, 6)]),
+    "outer": (lambda a, b: jnp.outer(a, b), [(2,), (3,)]),
+    "trace": (lambda a: jnp.trace(a) * a, [(3, 3)]),
+    "diagonal": (lambda a: jnp.diag(a) + jnp.diag(jnp.diag(a)), [(3, 3)]),
+    "determinant": (lambda a: jnp.linalg.det(a) * a, [(3, 3)]),
+    "cross": (lambda a, b: jnp.cross(a, b), [(3,), (3,)]),
+    "kron": (lambda a, b: jnp.kron(a, b), [(2, 2), (2, 3)]),
+    "split": (lambda a: sum(jnp.split(a, 3, 1)), [(2, 6)]),
+    "pad inside": (lambda a: jax.lax.pad(a, 0.0, ((1, 2, 1), (0, 1, 0))), [(3, 2)]),
+    "roll": (lambda a: jnp.roll(a, 1, 1) * a, [(2, 4)]),
+    "repeat": (lambda a: jnp.repeat(a, 2, 0), [(3, 2)]),
+    "tile": (lambda a: jnp.tile(a, (2, 1)), [(3, 2)]),
+    "take": (lambda a: a[np.array([2, 0, 0]), np.array([1, 1, 0])], [(3, 2)]),
+    "triangle": (lambda a: jnp.tril(a) @ jnp.triu(a), [(3, 3)]),
+    "variance": (lambda a: jnp.var(a, 0) / jnp.linalg.norm(a), [(4, 2)]),
+    "any and all": (lambda a: jnp.where((a > 0).any(0) & (a < 1).all(0), a, -a), [(2, 3)]),
+    "reversed scan": (
+        lambda a: jax.lax.scan(lambda c, x: (c + x, c * x), a[0], a, reverse=True)[1],
+        [(3, 2)],
+    ),
+    "associative scan": (lambda a: jax.lax.associative_scan(jnp.multiply, a), [(5,)]),
+    "cond": (lambda a: jax.lax.cond(a[0] > 0, jnp.sin, jnp.cos, a), [(3,)]),
+    "matrix power": (lambda a: jnp.linalg.matrix_power(a, 3), [(2, 2)]),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_program_means_the_function(name: str) -> None:
+    function, tiles = FUNCTIONS[name]
+    random = np.random.default_rng(0)
+    arrays = [jnp.asarray(random.standard_normal((4, *tile))) for tile in tiles]
+    (found,) = reference.evaluate(read(function, *tiles), *arrays)
+    assert_close(found, jax.vmap(function)(*arrays))
+
+
+@pytest.mark.parametrize(
+    ("function", "tile", "reason"),
+    [
+        (lambda x: jnp.sort(x), (3,), "sort"),
+        (lambda x: x.astype(np.float32), (3,), "convert_element_type mixes float32 with float64"),
+        (lambda x: jnp.argmax(x), (3,), "argmax computes with int"),
+        (lambda x: jnp.max(x), (65,), "65 pieces"),
+        (lambda x: jax.lax.scan(lambda c, y: (c + y, None), x[0], x)[0], (65,), "65 steps"),
+        (lambda x: jax.lax.pad(x, 1.0, ((1, 0, 0),)), (3,), "pad with anything but zeros"),
+        (lambda x: jax.lax.lgamma(x), (3,), "lgamma"),
+    ],
+)
+def test_what_is_no_operation_says_so(
+    function: Callable[..., Any], tile: tuple[int, ...], reason: str
+) -> None:
+    with pytest.raises(Unsupported, match=reason):
+        read(function, tile)
