@@ -398,3 +398,355 @@ def test_random_functions_eagerly(element: Element) -> None:
         arguments = element.arguments(0)
         found, expected = (element.applied(f)(*arguments) for f in (jm.fuse, jax.vmap))
         assert_rounding(found, expected, len(element.steps))
+
+
+# ---- What functions are made of ------------------------------------------------------------------
+
+Point = namedtuple("Point", ["x", "y"])
+
+
+@jax.custom_jvp
+def doubled(x: jax.Array) -> jax.Array:
+    """The identity, with twice its derivative, which shows whether its rule is used."""
+    return jnp.sin(x)
+
+
+@doubled.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    return doubled(primals[0]), 2 * jnp.cos(primals[0]) * tangents[0]
+
+
+@jax.custom_vjp
+def tripled(x: jax.Array) -> jax.Array:
+    return jnp.sin(x)
+
+
+tripled.defvjp(lambda x: (tripled(x), x), lambda x, ct: (3 * jnp.cos(x) * ct,))
+
+WHOLE: dict[str, Function] = {
+    "custom_jvp": lambda a, b: doubled(a @ b) @ a,
+    "custom_vjp": lambda a, b: tripled(a @ b) @ a,
+    "both": lambda a, b: doubled(a) @ tripled(b) @ b,
+    "stop_gradient": lambda a, b: jax.lax.stop_gradient(jnp.sin(a)) @ b * a[0, 0],
+    "checkpoint": lambda a, b: jax.checkpoint(lambda a: jnp.sin(a @ a))(a) @ b,
+    "jit": lambda a, b: jax.jit(lambda a, b: jnp.sin(a @ b))(a, b) @ a,
+    "jm.einsum": lambda a, b: jm.einsum("ij,jk,kl->il", a, b, jnp.sin(a)),
+    "jm.fuse": lambda a, b: jm.fuse(lambda x, b: jnp.sin(b @ x), (0, None))(a, b) @ b,
+    "jm.fuse along columns": lambda a, b: jm.fuse(lambda x: x / x.sum(), 1, 1)(jnp.exp(a)) @ b,
+    "vmap": lambda a, b: jax.vmap(lambda x: jnp.sin(b @ x), 1)(a) @ a,
+    "grad": lambda a, b: jax.grad(lambda x: jnp.sum(jnp.sin(x @ b)))(a) @ b,
+    "hessian": lambda a, b: jax.hessian(lambda x: jnp.sum(jnp.sin(b @ x) ** 2))(a[0]) @ a,
+    "jacobian": lambda a, b: jnp.einsum("ijkl,kl->ij", jax.jacfwd(lambda x: x @ x @ b)(a), b),
+    "relu": lambda a, b: jax.nn.relu(a @ b) @ jax.nn.silu(a),
+    "constant result": lambda a, b: (a @ b, jnp.ones(3), 2.0),
+    "argument as a result": lambda a, b: (a, b, a @ b, a),
+    "truth": lambda a, b: jnp.where((a @ b > 0) | (a < b), a, b),
+}
+
+
+def energy_of(function: Function) -> Function:
+    def energy(*arguments: Any) -> jax.Array:
+        return sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(function(*arguments)))
+
+    return energy
+
+
+@pytest.fixture
+def pair(getkey: GetKey) -> tuple[jax.Array, jax.Array]:
+    return normal(getkey(), (ELEMENTS, 3, 3)), normal(getkey(), (ELEMENTS, 3, 3))
+
+
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("in_axes", [0, (0, None), (None, 1)], ids=str)
+@pytest.mark.parametrize("name", WHOLE)
+def test_values_and_gradients(name: str, in_axes: Any, pair: tuple[jax.Array, ...]) -> None:
+    first, second = (in_axes, in_axes) if in_axes == 0 else in_axes
+    pair = tuple(x[0] if axis is None else x for x, axis in zip(pair, (first, second), strict=True))
+    if second == 1:
+        pair = pair[0], jnp.moveaxis(pair[1], 0, 1)
+
+    def both(transform: Function) -> Any:
+        function = transform(WHOLE[name], in_axes=in_axes)
+        gradient = jax.value_and_grad(energy_of(function), (0, 1))
+        return jax.jit(lambda *xs: (function(*xs), gradient(*xs)))(*pair)
+
+    assert_close(both(jm.fuse), both(jax.vmap))
+
+
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("name", ["custom_jvp", "custom_vjp", "stop_gradient", "checkpoint", "grad"])
+def test_second_derivatives(name: str, pair: tuple[jax.Array, ...]) -> None:
+    def product(transform: Function) -> Any:
+        gradient = jax.grad(energy_of(transform(WHOLE[name])), (0, 1))
+        if name == "custom_vjp":  # has no forward mode
+            return jax.jit(jax.grad(lambda *xs: jnp.sum(gradient(*xs)[0] ** 2), (0, 1)))(*pair)
+        return jax.jit(lambda *xs: jax.jvp(gradient, xs, (jnp.cos(xs[0]), xs[0])))(*pair)
+
+    assert_close(product(jm.fuse), product(jax.vmap))
+
+
+@pytest.mark.parametrize("derive", [jax.grad, jax.jacfwd, jax.hessian])
+def test_results_that_no_element_changes_count_once(derive: Function) -> None:
+    """What depends on shared arguments alone, beside what depends on the element."""
+    a, b = jnp.linspace(0.2, 1.0, ELEMENTS), jnp.array(0.7)
+
+    def function(a: jax.Array, b: jax.Array) -> Any:
+        c = jnp.sin(b)
+        return c * c, a * c, c, jnp.exp(b) + a
+
+    found, expected = (
+        derive(lambda b, f=f: energy_of(f(function, (0, None)))(a, b))(b)
+        for f in (jm.fuse, jax.vmap)
+    )
+    assert_close(found, expected)
+
+
+def test_a_function_of_known_operations_is_one_program(pair: tuple[jax.Array, ...]) -> None:
+    def function(a: jax.Array, b: jax.Array) -> jax.Array:
+        strain = 0.5 * (a + a.T + a.T @ a)
+        return jnp.trace(strain) * jnp.eye(3) + jnp.sin(b)[::-1] @ strain
+
+    with plain_calls() as calls:
+        assert len(programs(jm.fuse(function), *pair)) == 1
+        assert len(programs(jax.grad(energy_of(jm.fuse(function)), (0, 1)), *pair)) <= 3
+    assert calls == []
+
+
+def test_a_function_is_traced_once(pair: tuple[jax.Array, ...]) -> None:
+    count = 0
+
+    def function(a: jax.Array, b: jax.Array) -> jax.Array:
+        nonlocal count
+        count += 1
+        return a @ b
+
+    fused = jax.jit(jm.fuse(function))
+    for _ in range(3):
+        fused(*pair)
+    assert count == 1
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_trees_none_and_keywords(pair: tuple[jax.Array, ...]) -> None:
+    a, b = pair
+
+    def function(d: Any, point: Point, *, scale: jax.Array, nothing: None = None) -> Any:
+        assert d["none"] is None and nothing is None
+        result = Point(d["a"] @ point.x, [point.y @ d["a"]])
+        return {"point": result, "none": None, "scaled": (scale[0] * d["a"],)}
+
+    arguments = {"a": a, "none": None}, Point(b, b)
+    axes = (0, Point(0, None))
+    shared = arguments[0], Point(b, b[0])
+    for in_axes, xs in ((0, arguments), (axes, shared), (({"a": 0, "none": None}, 0), arguments)):
+        found, expected = (f(function, in_axes)(*xs, scale=a) for f in (jm.fuse, jax.vmap))
+        assert_close(found, expected)
+        assert isinstance(found["point"], Point)
+
+
+def test_out_axes_of_trees(pair: tuple[jax.Array, ...]) -> None:
+    function = lambda a, b: {"x": a @ b, "y": (a[0], jnp.sum(b))}  # noqa: E731
+    for axes in (0, {"x": 1, "y": 0}, {"x": -1, "y": (1, 0)}):
+        found, expected = (f(function, 0, axes)(*pair) for f in (jm.fuse, jax.vmap))
+        assert_close(found, expected)
+    # What does not depend on the element needs no axis.
+    found = jm.fuse(lambda a, b: b @ b, (0, None), None)(pair[0], pair[1][0])
+    assert_close(found, pair[1][0] @ pair[1][0])
+
+
+# ---- Arrays that the function closes over --------------------------------------------------------
+
+
+def test_closures(pair: tuple[jax.Array, ...]) -> None:
+    """Known, traced, differentiated and mapped arrays."""
+    a, b = pair
+
+    def outer(transform: Function, c: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.sin(transform(lambda a: jnp.sin(a @ c) @ b[0])(a)))
+
+    for derive in (lambda f: f, jax.grad, lambda f: jax.jvp(f, (b[1],), (b[2],)), jax.hessian):
+        results = []
+        for transform in (jm.fuse, jax.vmap):
+            derived = derive(functools.partial(outer, transform))
+            results.append(jax.jit(derived)(b[1]) if callable(derived) else derived)
+        assert_close(*results)
+    mapped = (
+        jax.jit(jax.vmap(functools.partial(outer, transform)))(b)
+        for transform in (jm.fuse, jax.vmap)
+    )
+    assert_close(*mapped)
+
+
+def test_closure_over_an_array_with_a_mapped_and_differentiated_value(
+    pair: tuple[jax.Array, ...],
+) -> None:
+    a, b = pair
+
+    def outer(transform: Function) -> Function:
+        def energy(c: jax.Array, a: jax.Array) -> jax.Array:
+            return jnp.sum(transform(lambda x: jnp.tanh(c @ x))(a) ** 2)
+
+        return jax.jit(jax.vmap(jax.grad(energy, (0, 1)), (0, None)))
+
+    assert_close(outer(jm.fuse)(b, a), outer(jax.vmap)(b, a))
+
+
+# ---- Transformations -----------------------------------------------------------------------------
+
+
+def stress(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.tanh(a @ b) + jnp.trace(a) * b.T
+
+
+def plain(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jax.vmap(stress)(a, b)
+
+
+def fused(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jm.fuse(stress)(a, b)
+
+
+TRANSFORMED: dict[str, Callable[[Function], Function]] = {
+    "jit": jax.jit,
+    "grad": lambda f: jax.grad(energy_of(f), (0, 1)),
+    "vmap of one": lambda f: lambda a, b: jax.vmap(f, (0, None))(jnp.stack([a, 2 * a]), b),
+    "vmap of grad": lambda f: lambda a, b: jax.vmap(jax.grad(energy_of(f), 1), (None, 0))(
+        a, jnp.stack([b, b + 1])
+    ),
+    "nested vmap": lambda f: lambda a, b: jax.vmap(jax.vmap(f, (0, None), 1), (None, 0))(
+        jnp.stack([a, 2 * a]), jnp.stack([b, b + 1, b * b])
+    ),
+    "scan": lambda f: lambda a, b: jax.lax.scan(lambda c, _: (f(c, b), None), a, None, 3)[0],
+    "grad of scan": lambda f: jax.grad(
+        lambda a, b: jnp.sum(jax.lax.scan(lambda c, _: (f(c, b), jnp.sum(c)), a, None, 3)[1]),
+        (0, 1),
+    ),
+    "checkpoint": lambda f: jax.grad(energy_of(jax.checkpoint(f)), (0, 1)),
+    "linearize": lambda f: lambda a, b: jax.linearize(f, a, b)[1](b, a),
+    "linear_transpose": lambda f: lambda a, b: jax.linear_transpose(
+        lambda t: jax.jvp(lambda a: f(a, b), (a,), (t,))[1], a
+    )(b),
+    "jacfwd": lambda f: lambda a, b: jax.jacfwd(f)(a[:2], b[:2]),
+    "jacrev": lambda f: lambda a, b: jax.jacrev(f, 1)(a[:2], b[:2]),
+    "eval_shape": lambda f: lambda a, b: jnp.zeros(jax.eval_shape(f, a, b).shape),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_transformation(name: str, pair: tuple[jax.Array, ...]) -> None:
+    transform = TRANSFORMED[name]
+    assert_close(jax.jit(transform(fused))(*pair), jax.jit(transform(plain))(*pair))
+
+
+# ---- Devices and export --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sharded(getkey: GetKey) -> tuple[jax.Array, ...]:
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
+    by_element = NamedSharding(mesh, P("d"))
+    arrays = [normal(getkey(), (4 * 64, 3, 3)) for _ in range(2)]
+    return tuple(jax.device_put(x, by_element) for x in arrays)
+
+
+@pytest.mark.parametrize("derive", [lambda f: f, lambda f: jax.grad(energy_of(f), (0, 1))])
+def test_elements_on_several_devices(derive: Function, sharded: tuple[jax.Array, ...]) -> None:
+    compiled = jax.jit(derive(fused)).lower(*sharded).compile()
+    assert "all-gather" not in (compiled.as_text() or "")
+    found = compiled(*sharded)
+    assert all(len(x.sharding.device_set) == 4 for x in jax.tree.leaves(found))
+    assert_close(found, derive(plain)(*sharded))
+
+
+def test_shard_map(sharded: tuple[jax.Array, ...]) -> None:
+    sharding = sharded[0].sharding
+    assert isinstance(sharding, NamedSharding)
+    spec = P("d")
+    mapped = jax.shard_map(fused, mesh=sharding.mesh, in_specs=(spec, spec), out_specs=spec)
+    gradient = jax.jit(jax.value_and_grad(energy_of(mapped), (0, 1)))
+    assert_close(gradient(*sharded), jax.value_and_grad(energy_of(plain), (0, 1))(*sharded))
+
+
+def test_gathered_vectors_on_several_devices(sharded: tuple[jax.Array, ...]) -> None:
+    """The elements of a vector are cut over the devices, the vector itself is on each of them."""
+    dofs = np.arange(256)[:, None] + np.arange(3)
+    operator = jm.fuse(lambda u, a: jnp.tanh(a @ u), (jm.gather(dofs), 0), jm.scatter_add(dofs, 258))
+    vector = jnp.linspace(-1.0, 1.0, 258)
+
+    def expected(v: jax.Array, a: jax.Array) -> jax.Array:
+        values = jax.vmap(lambda u, a: jnp.tanh(a @ u))(v[dofs], a)
+        return jnp.zeros(258).at[dofs].add(values)
+
+    for derive in (lambda f: f, lambda f: jax.grad(energy_of(f), (0, 1))):
+        found = jax.jit(derive(operator))(vector, sharded[0])
+        assert_close(found, derive(expected)(vector, jnp.asarray(np.asarray(sharded[0]))))
+
+
+def test_export(pair: tuple[jax.Array, ...]) -> None:
+    if importlib.util.find_spec("flatbuffers") is None:
+        pytest.skip("jax.export serialises with flatbuffers, which is not installed")
+    allowed = [
+        jax.export.DisabledSafetyCheck.custom_call(target)
+        for target in ("jaxmagma_cpu", "jaxmagma_cuda", "CustomSPMDPartitioning")
+    ]
+    both = jax.jit(lambda *xs: (fused(*xs), jax.grad(energy_of(fused))(*xs)))
+    exported = jax.export.export(both, disabled_checks=allowed)(*pair)
+    found = jax.export.deserialize(exported.serialize()).call(*pair)
+    assert_close(found, (plain(*pair), jax.grad(energy_of(plain))(*pair)))
+
+
+# ---- Errors --------------------------------------------------------------------------------------
+
+X = np.ones((ELEMENTS, 3))
+WRONG: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
+    "sizes": ({}, (X, X[:2])),
+    "too few axes": ({"in_axes": (0,)}, (X, X)),
+    "too many axes": ({"in_axes": (0, 0, 0)}, (X, X)),
+    "no tree of axes": ({"in_axes": ({"a": 0}, 0)}, (X, X)),
+    "axis out of range": ({"in_axes": (2, 0)}, (X, X)),
+    "negative axis out of range": ({"in_axes": (0, -3)}, (X, X)),
+    "axis of a scalar": ({}, (1.0, X)),
+    "no axis at all": ({"in_axes": None}, (X, X)),
+    "axes of no integer": ({"in_axes": ("a", 0)}, (X, X)),
+    "out axis out of range": ({"out_axes": 2}, (X, X)),
+    "tree of out axes": ({"out_axes": (0, 0)}, (X, X)),
+    "none of a result that depends": ({"out_axes": None}, (X, X)),
+    "no arrays": ({}, ("a", X)),
+    "shapes in the element": ({}, (X, np.ones((ELEMENTS, 4)))),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_errors_are_those_of_vmap(name: str) -> None:
+    axes, arguments = WRONG[name]
+
+    def add(a: Any, b: Any) -> Any:
+        return a + b
+
+    errors = []
+    for transform in (jax.vmap, jm.fuse):
+        with pytest.raises(Exception) as caught:  # noqa: PT011
+            transform(add, **axes)(*arguments)
+        errors.append(caught.value)
+    expected, found = errors
+    assert type(found) is type(expected)
+    # vmap calls the function by its name, which fuse keeps; the first line tells what is wrong.
+    assert str(found).splitlines()[0] == str(expected).splitlines()[0]
+
+
+def test_what_is_no_function() -> None:
+    with pytest.raises(TypeError, match="function"):
+        jm.fuse(3)  # type: ignore[arg-type]
+
+
+def test_name_and_documentation_are_kept() -> None:
+    assert jm.fuse(doubled).__doc__ == doubled.__doc__
+    assert jm.fuse(stress).__name__ == "stress"
+
+
+def test_an_error_of_the_function_itself_is_its_own() -> None:
+    def wrong(a: jax.Array) -> jax.Array:
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        jm.fuse(wrong)(X)

@@ -71,6 +71,9 @@ _SHARED_BYTES = 256 << 10
 # and XLA's own product is faster if it is one for all elements and both its sides are this long.
 _LEAST_OPERATIONS = 1000
 _LEAST_SIDE_OF_XLA = 4
+# Without matrix products, a kernel is faster from so many operations for each value that is read or
+# written: eigenvalues of a matrix are (2 to 3 times), a determinant or a norm is not.
+_LEAST_FLOPS_PER_VALUE = 4
 # XLA fuses a product of two matrices per element into one loop if both have fewer values than this,
 # and is 1.3 to 3 times as fast; from there on it calls a routine per element, and is slower.
 _FUSED_VALUES_OF_XLA = 16
@@ -160,7 +163,7 @@ def _no_gain(plan: Plan, elements: int) -> str | None:
     """Why XLA is as fast, or None."""
     steps = [step for number, step in plan.numbered_steps() if plan.tiles[number].batched]
     products = [step for step in steps if isinstance(step, Product)]
-    if not any(_is_matrix_product(plan, step) for step in products):
+    if not any(_is_matrix_product(plan, step) for step in products) and not _computes_much(plan):
         return "without a product of matrices it is bound by memory, and XLA's loops are as fast"
     if len(steps) == 1 and _is_one_for_all_elements(plan, products[0]):
         return "it is one matrix product for all elements, and XLA's is as fast"
@@ -174,6 +177,13 @@ def _no_gain(plan: Plan, elements: int) -> str | None:
             "worth a call of their own"
         )
     return None
+
+
+def _computes_much(plan: Plan) -> bool:
+    """Whether XLA's several loops, which leave values in memory, cost more than one kernel."""
+    results = [plan.tiles[x].size for x in plan.results]
+    values = sum(x.size for x in plan.tiles[: len(plan.program.inputs)] if x.batched)
+    return plan.flops >= _LEAST_FLOPS_PER_VALUE * (values + sum(results))
 
 
 def _is_matrix_product(plan: Plan, step: Product) -> bool:

@@ -93,11 +93,11 @@ class Sweep:
     extents: dict[str, int]
     loads: list[Value] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
+    tiles: dict[int, Value] = field(default_factory=dict)  # what the sweep computes
 
-    @property
-    def tiles(self) -> dict[int, Value]:
-        """What the sweep computes."""
-        return {move.result.tile: move.result for move in self.moves}
+    def add(self, move: Move) -> None:
+        self.moves.append(move)
+        self.tiles[move.result.tile] = move.result
 
     @property
     def count(self) -> int:
@@ -114,7 +114,7 @@ class Sweep:
         return self.single and len(self.moves) <= LIGHT_MOVES
 
     def copy(self) -> "Sweep":
-        return Sweep(self.lines, self.extents, list(self.loads), list(self.moves))
+        return Sweep(self.lines, self.extents, [*self.loads], [*self.moves], {**self.tiles})
 
 
 @dataclass
@@ -423,7 +423,7 @@ class Scheduler:
         trial = sweep.copy()
         if not self._joined(trial, group):
             return False
-        sweep.loads, sweep.moves = trial.loads, trial.moves
+        sweep.loads, sweep.moves, sweep.tiles = trial.loads, trial.moves, trial.tiles
         for number in group:
             self.todo.pop(number, None)
         return True
@@ -548,7 +548,7 @@ class Scheduler:
         operand = self._operand(sweep, mode.tile, labels(mode.tile_labels), length)
         result = Value(number, labels(step.output_labels), extents.get(mode.new, 1))
         matrix = Matrix(mode.matrix, axis(mode.new), axis(mode.contracted))
-        sweep.moves.append(Move(step, result, (operand,), matrix))
+        sweep.add(Move(step, result, (operand,), matrix))
 
     def _add_pointwise(
         self,
@@ -588,7 +588,7 @@ class Scheduler:
             self._operand(sweep, operand, labels(own), length) for operand, own in operands
         )
         result = Value(number, labels(output), length if along in output and along else 1)
-        sweep.moves.append(Move(step, result, values))
+        sweep.add(Move(step, result, values))
         return True
 
 
@@ -650,5 +650,5 @@ def copy_sweep(plan: Plan, tile: int) -> Sweep:
     sweep = Sweep(labels, dict(zip(labels, shape, strict=True)))
     value = Value(tile, labels)
     sweep.loads.append(value)
-    sweep.moves.append(Move(None, value, (value,)))
+    sweep.add(Move(None, value, (value,)))
     return sweep

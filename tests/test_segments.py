@@ -1,0 +1,178 @@
+"""What no kernel can do: the result is vmap's, and who asks hears what it was and where."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxmagma as jm
+from jaxmagma.fallback import plain_calls
+from tests.einsums import assert_close, normal
+from tests.jaxprs import programs
+
+
+GetKey = Callable[[], jax.Array]
+Function = Callable[..., Any]
+
+ELEMENTS = 5
+MATRIX = np.random.default_rng(0).uniform(-1, 1, (3, 3))
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
+
+def while_loop(a: jax.Array) -> jax.Array:
+    def body(c: jax.Array) -> jax.Array:
+        return c @ MATRIX * 0.5
+
+    return jax.lax.while_loop(lambda c: jnp.sum(c * c) > 0.1, body, a)
+
+
+def positive(a: jax.Array) -> jax.Array:
+    return a @ a.T + 3 * jnp.eye(3)
+
+
+# Functions of a matrix, one line each, what their reason names, and whether they have a gradient.
+UNSUPPORTED: dict[str, tuple[Function, str, bool]] = {
+    "sort": (lambda a: 2 * jnp.sort(a @ a, 0), "sort", True),
+    "argsort": (lambda a: a[jnp.argsort(a[0])] @ a, "sort|gather", True),
+    "while": (lambda a: while_loop(a), "while", False),
+    "lu": (lambda a: jnp.linalg.inv(positive(a)) @ a, "lu", True),
+    "cholesky": (lambda a: jnp.linalg.cholesky(positive(a)) @ a, "cholesky", True),
+    "solve": (lambda a: jnp.linalg.solve(positive(a), a[0]) * 2, "lu", True),
+    "eigenvalues": (lambda a: jnp.linalg.eigvalsh(positive(a)) + a[0], "eigh", True),
+    "argmax": (lambda a: a * jnp.argmax(a).astype(a.dtype), "argmax", True),
+    "at an argmax": (lambda a: a[jnp.argmax(a[:, 0])] @ a, "argmax", True),
+    "fft": (lambda a: jnp.abs(jnp.fft.fft(a @ a)) + 1.0, "fft", True),
+    "random": (lambda a: a * jax.random.uniform(jax.random.key(a[0, 0].astype(int)), (3,)), "", 0),
+    "integers": (lambda a: a * (jnp.floor(a).astype(int) % 2).astype(a.dtype), "int64", True),
+    "bits": (lambda a: a * jax.lax.population_count(a.astype(int)).astype(a.dtype), "int64", True),
+    "dynamic slice": (
+        lambda a: jax.lax.dynamic_slice(a @ a, (a[0, 0].astype(int), 0), (1, 3)), "int|slice", True
+    ),
+    "dynamic update": (lambda a: (a @ a).at[a[0, 0].astype(int)].set(1.0) @ a, "int|scatter", True),
+    "mixed precision": (lambda a: (a @ a).astype(np.float32).astype(a.dtype) @ a, "float32", True),
+    "half": (lambda a: (a @ a).astype(jnp.bfloat16).astype(a.dtype) @ a, "bfloat16", True),
+    "long scan": (
+        lambda a: jax.lax.scan(lambda c, _: (jnp.sin(c @ a), None), a, None, 99)[0], "99|scan", True
+    ),
+    "lgamma": (lambda a: jax.lax.lgamma(1 + a * a) @ a, "lgamma", True),
+    "inverse of erf": (lambda a: jax.lax.erf_inv(jnp.tanh(a)) @ a, "erf_inv", True),
+    "log-sum-exp so far": (lambda a: jax.lax.cumlogsumexp(a @ a), "cumlogsumexp", True),
+    "convolution": (lambda a: jnp.convolve(a[0], a[1]) * a[0, 0], "conv", True),
+    "top k": (lambda a: jax.lax.top_k(a @ a, 2)[0] * 2, "top_k", True),
+    "exponential of complex": (lambda a: jnp.exp(1j * a).real @ a, "complex128", True),
+    "large pieces": (lambda a: jnp.max(jnp.outer(jnp.ones(30), a).reshape(-1)), "270", True),
+    "callback": (
+        lambda a: jax.pure_callback(np.sin, a, a, vmap_method="expand_dims") @ a, "callback", False
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def matrices(getkey: GetKey) -> jax.Array:
+    return normal(getkey(), (ELEMENTS, 3, 3))
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_result_and_gradient_are_those_of_vmap(name: str, matrices: jax.Array) -> None:
+    function, _, differentiable = UNSUPPORTED[name]
+    # Mixed precision rounds at the lower one.
+    tolerance = {"half": 1e-2, "mixed precision": 1e-6}.get(name, 1e-10)
+    found, expected = (jax.jit(f(function))(matrices) for f in (jm.fuse, jax.vmap))
+    assert_close(found, expected, tolerance)
+    if differentiable:
+        gradients = (
+            jax.jit(jax.grad(lambda a, f=f: jnp.sum(jnp.sin(f(function)(a)))))(matrices)
+            for f in (jm.fuse, jax.vmap)
+        )
+        assert_close(*gradients, tolerance)
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_reason_names_the_operation_and_the_line(name: str, matrices: jax.Array) -> None:
+    function, names, _ = UNSUPPORTED[name]
+    with plain_calls() as calls:
+        jax.eval_shape(jm.fuse(function), matrices)
+    assert calls
+    first = calls[0].reason
+    assert any(x in first for x in names.split("|")), first
+    lines, start = inspect.getsourcelines(function)
+    places = {f"{__file__}:{start + n}" for n in range(len(lines))}
+    if name == "while":
+        places = {f"{__file__}:{n}" for n in range(20, 40)}
+    elif "positive" in "".join(lines) and name in ("lu", "cholesky", "solve", "eigenvalues"):
+        places |= {f"{__file__}:{positive.__code__.co_firstlineno + 1}"}
+    assert any(place in first for place in places), (first, places)
+
+
+def test_what_is_before_and_behind_stays_fused(matrices: jax.Array) -> None:
+    function = jm.fuse(lambda a: jnp.tanh(jnp.sort(jnp.sin(a @ a), 0)) @ a)
+    assert len(programs(function, matrices)) == 2
+    with plain_calls() as calls:
+        jax.eval_shape(function, matrices)
+    assert len(calls) == 1
+
+
+def test_what_is_fused_tells_nothing(matrices: jax.Array) -> None:
+    with plain_calls() as calls:
+        jax.eval_shape(jm.fuse(lambda a: jnp.sin(a @ a)), matrices)
+    assert calls == []
+
+
+def test_a_function_of_integers_alone() -> None:
+    k = jnp.arange(ELEMENTS)
+    with plain_calls() as calls:
+        found = jm.fuse(lambda k: 2 * k + 1)(k)
+    np.testing.assert_array_equal(found, 2 * k + 1)
+    assert "floating-point" in calls[0].reason
+
+
+def test_integer_arguments(matrices: jax.Array) -> None:
+    k = jnp.arange(ELEMENTS) % 3
+    function = lambda a, k: a[k] * k.astype(a.dtype) + a[:, k]  # noqa: E731
+    found, expected = (jax.jit(f(function))(matrices, k) for f in (jm.fuse, jax.vmap))
+    assert_close(found, expected)
+    gradients = (
+        jax.grad(lambda a, f=f: jnp.sum(jnp.sin(f(function)(a, k))))(matrices)
+        for f in (jm.fuse, jax.vmap)
+    )
+    assert_close(*gradients)
+
+
+def test_a_switch_by_an_argument(matrices: jax.Array) -> None:
+    k = jnp.arange(ELEMENTS) % 3
+    branches = [jnp.sin, lambda a: a @ a, lambda a: 2 * a]
+    function = lambda a, k: jax.lax.switch(k, branches, a) @ a  # noqa: E731
+    found, expected = (jax.jit(f(function))(matrices, k) for f in (jm.fuse, jax.vmap))
+    assert_close(found, expected)
+
+
+def test_tiles_too_large_for_any_chip() -> None:
+    a = normal(jax.random.key(0), (2, 200, 200))
+    function = lambda a: jnp.sin(a) @ a  # noqa: E731
+    with plain_calls() as calls:
+        found = jax.jit(jm.fuse(function))(a)
+    assert "too many" in calls[0].reason
+    assert_close(found, jax.vmap(function)(a), 1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16, np.complex64, np.complex128])
+def test_other_dtypes(dtype: Any, getkey: GetKey) -> None:
+    a = normal(getkey(), (ELEMENTS, 3, 3), dtype)
+    function = lambda a: (a @ a).T * 2 - a[::-1]  # noqa: E731
+    found, expected = (jax.jit(f(function))(a) for f in (jm.fuse, jax.vmap))
+    assert_close(found, expected, 20 * float(jnp.finfo(dtype).eps))
+
+
+def test_several_derivatives_across_what_is_not_fused(matrices: jax.Array) -> None:
+    function = lambda a: jnp.sum(jnp.sin(jnp.linalg.cholesky(positive(a)) @ a))  # noqa: E731
+
+    def product(transform: Function) -> Any:
+        energy = lambda a: jnp.sum(transform(function)(a) ** 2)  # noqa: E731
+        return jax.jit(lambda a: jax.jvp(jax.grad(energy), (a,), (jnp.cos(a),))[1])(matrices)
+
+    assert_close(product(jm.fuse), product(jax.vmap), 1e-9)
