@@ -108,7 +108,7 @@ def point_data(hydro: Hydrodynamics, state: State) -> PointData:
             Material(mass, gamma, inverse_jacobian, length),
             element.order,
             operators.gradient(element, x),
-            operators.evaluate(operators.energy_tables(element), e[None])[0],
+            operators.evaluate(operators.energy_tables(element), e),
             operators.gradient(element, v) if physics.viscous else None,
             physics.vorticity_factor,
             physics.smooth_viscosity,
@@ -116,7 +116,7 @@ def point_data(hydro: Hydrodynamics, state: State) -> PointData:
         heat = None
         if source is not None:
             at = operators.evaluate(operators.node_tables(element), x)
-            heat = element.weights * response.volume * source(at)
+            heat = jnp.asarray(element.weights) * response.volume * source(at)
         return response.stress, response.inverse_time_step, heat
 
     mass, gamma, inverse_jacobian, _ = hydro.material
@@ -136,9 +136,7 @@ def velocity_mass(hydro: Hydrodynamics, velocity: jax.Array) -> jax.Array:
 def energy_mass(hydro: Hydrodynamics, energy: jax.Array) -> jax.Array:
     """M_e: ``(1, e, z, y, x) -> (1, e, z, y, x)``."""
     mass = partial(operators.mass, hydro.element.energy_values)
-    return jnp.stack(
-        [_fused(hydro, mass, "ee", "e")(hydro.velocity_mass, energy[0][:, None])[:, 0]]
-    )
+    return _fused(hydro, mass, "ee", "e")(hydro.velocity_mass, energy[0])[None]
 
 
 def solve_velocity(hydro: Hydrodynamics, rhs: jax.Array) -> Solution:
@@ -190,7 +188,7 @@ def energy_rhs(hydro: Hydrodynamics, points: PointData, velocity: jax.Array) -> 
 
     def working(stress: jax.Array, v: jax.Array, *heat: jax.Array) -> jax.Array:
         density = sum(heat, start=operators.power(element, stress, v))
-        return operators.integrate(operators.energy_tables(element), density[None])[0]
+        return operators.integrate(operators.energy_tables(element), density)
 
     heat = () if points.heat is None else (points.heat,)
     work = _fused(hydro, working, "ev" + "e" * len(heat), "e")
@@ -221,7 +219,7 @@ def energies(hydro: Hydrodynamics, state: State) -> Energies:
     element = hydro.element
 
     def of_element(mass: jax.Array, e: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-        at_points = operators.evaluate(operators.energy_tables(element), e[None])[0]
+        at_points = operators.evaluate(operators.energy_tables(element), e)
         v = operators.evaluate(operators.node_tables(element), v)
         return jnp.sum(mass * at_points), 0.5 * jnp.sum(mass * v * v)
 

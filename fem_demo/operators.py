@@ -2,10 +2,10 @@
 
 Each is a function of one element, with the one-dimensional tables of the reference element;
 `jaxmagma.fuse` runs it over all of them as one kernel, in which every intermediate stays on chip.
-A field of an element has its components first and then its axes z, y, x: ``(m, nodes...)`` or, at
-the quadrature points, ``(m, points...)``.
+A field of an element has its axes z, y, x last: ``(nodes...)``, at the quadrature points
+``(points...)``, and one of vectors has its components ahead of them, ``(m, nodes...)``.
 
-Letters: m component; a, b, c the nodes along x, y, z; x, y, z the quadrature points.
+Letters: a, b, c the nodes along x, y, z; x, y, z the quadrature points.
 """
 
 import jax
@@ -16,12 +16,12 @@ from fem_demo.basis import ReferenceElement
 
 
 # Tables are listed in the order of the axes of the arrays: z, y, x.
-_EVALUATE = {1: "xa,ma->mx", 2: "yb,xa,mba->myx", 3: "zc,yb,xa,mcba->mzyx"}
-_INTEGRATE = {1: "xa,mx->ma", 2: "yb,xa,myx->mba", 3: "zc,yb,xa,mzyx->mcba"}
+_EVALUATE = {1: "xa,...a->...x", 2: "yb,xa,...ba->...yx", 3: "zc,yb,xa,...cba->...zyx"}
+_INTEGRATE = {1: "xa,...x->...a", 2: "yb,xa,...yx->...ba", 3: "zc,yb,xa,...zyx->...cba"}
 
 
 def evaluate(tables: list[np.ndarray], field: jax.Array) -> jax.Array:
-    """Values at the quadrature points: ``(m, nodes...) -> (m, points...)``."""
+    """Values at the quadrature points: ``(..., nodes...) -> (..., points...)``."""
     return jnp.einsum(_EVALUATE[len(tables)], *tables, field)
 
 
@@ -31,7 +31,7 @@ def integrate(tables: list[np.ndarray], values: jax.Array) -> jax.Array:
 
 
 def mass(table: np.ndarray, weights: jax.Array, field: jax.Array) -> jax.Array:
-    """B^T diag(weights) B, with weights ``(points...)``: ``(m, nodes...) -> (m, nodes...)``."""
+    """B^T diag(weights) B, weights ``(points...)``: ``(..., nodes...) -> (..., nodes...)``."""
     tables = [table] * weights.ndim
     return integrate(tables, weights * evaluate(tables, field))
 

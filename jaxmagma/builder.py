@@ -95,6 +95,13 @@ class Builder:
                 self._inputs[value] = frozenset().union(*found)
         return self._inputs[value]
 
+    def is_map(self, value: int) -> bool:
+        """Whether a value is a pointwise function of others, or a stack of such values."""
+        operation = self._values[value]
+        if isinstance(operation, Place):
+            return all(map(self.is_map, operation.operands))
+        return isinstance(operation, Map)
+
     # ---- Inputs ----------------------------------------------------------------------------------
 
     def input(self, operand: Input) -> int:
@@ -192,7 +199,7 @@ class Builder:
             below = axis - (axis > stacked)
             return self.stack([self.index(x, below, k) for x in parts], stacked - (axis < stacked))
         operation = self._values[value]
-        if isinstance(operation, Contract | Map):
+        if isinstance(operation, Contract | Map) and self._comes_apart(operation, axis):
             label = operation.output[axis]
             terms = self._at(operation.terms, label, k)
             return self._again(operation, terms, operation.output.replace(label, ""))
@@ -203,6 +210,24 @@ class Builder:
             k * strides[axis],
             tuple(strides[n] for n in rest),
             tuple(tile[n] for n in rest),
+        )
+
+    def _comes_apart(self, operation: Contract | Map, axis: int) -> bool:
+        """Whether a component of a result is best computed from components of the operands.
+
+        A sum-factorised field of vectors is contracted for all components at once, as one large
+        tile; components of a table, or of a product without sums, are operations of their own.
+        """
+        if isinstance(operation, Map):
+            return True
+        label = operation.output[axis]
+        carried = "".join(labels for _, labels in operation.terms)
+        if set(carried) <= set(operation.output):
+            return True
+        return all(
+            isinstance(x := self._values[value], Input) and x.constant is not None
+            for value, labels in operation.terms
+            if label in labels
         )
 
     def slice(self, value: int, axis: int, start: int, step: int, count: int) -> int:
@@ -245,7 +270,7 @@ class Builder:
         if isinstance(operation, View):
             composed = _composed(operation, offset, strides, tile)
             if composed is not None:
-                return self._append(View(operation.operand, *composed, tile))
+                return self.view(operation.operand, *composed, tile)
         return self._append(View(value, offset, strides, tile))
 
     def reshape(self, value: int, tile: tuple[int, ...]) -> int:
@@ -389,7 +414,9 @@ class Builder:
             for axis, k in reversed(list(zip(changed, at, strict=True))):
                 part = self.index(part, axis, k)
             parts[at] = part
-        new_axes, position, shape = [], 0, []
+        new_axes: list[int] = []
+        shape: list[int] = []
+        position = 0
         for before, after in groups:
             if [old[n] for n in before] != after:
                 new_axes += range(position, position + len(after))

@@ -222,37 +222,48 @@ def transpose(
     for number in reversed(range(first, first + len(program.operations))):
         if number in numbers or number not in pending:
             continue
-        operation, cotangent = program.operations[number - first], builder.sum(pending.pop(number))
-        if isinstance(operation, Gather):
-            if operation.vector not in numbers:
-                gathered.setdefault(operation.vector, []).append((cotangent, operation))
-            continue
-        for value, part in _cotangents(builder, operation, cotangent, numbers, program.tiles):
-            missing = program.batch[number] - program.batch[value] - builder.batch(part)
-            if missing and isinstance(operation, Map | Place):
-                # Terms with different batch axes are added: this one counts once per element.
-                like = [n for n in numbers.values() if builder.batch(n) >= missing]
-                if not like:
-                    return None
-                part = _counted(builder, part, like[0])
-            pending.setdefault(value, []).append(part)
+        operation = program.operations[number - first]
+        for cotangent in _sums(builder, pending.pop(number), program.batch[number]):
+            if isinstance(operation, Gather):
+                if operation.vector not in numbers:
+                    gathered.setdefault(operation.vector, []).append((cotangent, operation))
+                continue
+            for value, part in _cotangents(builder, operation, cotangent, numbers, program.tiles):
+                missing = program.batch[number] - program.batch[value] - builder.batch(part)
+                if missing and isinstance(operation, Map | Place):
+                    # Terms with different batch axes are added: this one counts once per element.
+                    like = [n for n in numbers.values() if builder.batch(n) >= missing]
+                    if not like:
+                        return None
+                    part = _counted(builder, part, like[0])
+                pending.setdefault(value, []).append(part)
     outputs: list[list[tuple[Output, Scattered | None]]] = []
     for number, is_linear in zip(names, linear, strict=True):
         if not is_linear:
             continue
         parts: list[tuple[Output, Scattered | None]] = []
-        if number in pending:
-            total = builder.sum(pending[number])
-            parts.append((Output(total, program.inputs[number].batch), None))
+        own = program.inputs[number].batch
+        for total in _sums(builder, pending.get(number, ()), frozenset(own)):
+            parts.append((Output(total, own), None))
         for cotangent, gather in gathered.get(number, ()):
             axes = program.inputs[gather.index].batch
-            own = program.inputs[number].batch
             if set(axes) & set(own):
                 return None
             scattered = Scattered(gather.places, len(own))
             parts.append((Output(cotangent, own + axes), scattered))
         outputs.append(parts)
     return _derived(builder, outputs, arguments)
+
+
+def _sums(builder: Builder, parts: Sequence[int], own: frozenset[int]) -> list[int]:
+    """The sums of those parts that are to be summed over the same batch axes.
+
+    A part that does not depend on the elements, added to one that does, would count once for each.
+    """
+    found: dict[frozenset[int], list[int]] = {}
+    for part in parts:
+        found.setdefault(builder.batch(part) - own, []).append(part)
+    return [builder.sum(x) for x in found.values()]
 
 
 def _cotangents(

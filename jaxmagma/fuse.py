@@ -99,8 +99,13 @@ def _replaced(axes: Any, by: int | None) -> Any:
 
 def _broadcast(axes: Any, tree: Any) -> list[Any]:
     """The entry of ``axes`` for each leaf of ``tree``."""
-    whole = jax.tree.broadcast(axes, tree, is_leaf=lambda x: x is None or _is_index(x))
-    return jax.tree.leaves(whole, is_leaf=lambda x: x is None or _is_index(x))
+    found: list[Any] = []
+
+    def spread(axis: Any, part: Any) -> None:
+        found.extend([axis] * len(jax.tree.leaves(part)))
+
+    jax.tree.map(spread, axes, tree, is_leaf=lambda x: x is None or _is_index(x))
+    return found
 
 
 def _gathering(
@@ -134,12 +139,12 @@ def _element(
         for leaf, axis in zip(leaves, gathers, strict=True)
     ]
     avals = [x.aval if isinstance(x, Gathered) else jax.typeof(x) for x in operands]
-    out_tree = None
+    trees: list[Any] = []
 
     def flat(*leaves: Any) -> list[Any]:
-        nonlocal out_tree
         args, kwargs = jax.tree.unflatten(tree, leaves)
         results, out_tree = jax.tree.flatten(fn(*args, **kwargs))
+        trees.append(out_tree)
         return results
 
     closed = jax.make_jaxpr(flat)(
@@ -148,5 +153,4 @@ def _element(
             for x in avals
         )
     )
-    assert out_tree is not None
-    return jax.tree.unflatten(out_tree, run(closed, operands))
+    return jax.tree.unflatten(trees[-1], run(closed, operands))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
@@ -173,7 +174,18 @@ def inner_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
 def evaluated(equation: JaxprEqn, operands: Sequence[Any]) -> list[np.ndarray]:
     """The results of an equation of known operands."""
     with jax.ensure_compile_time_eval():
-        return [np.asarray(x) for x in applied(equation, operands)]
+        found = applied(equation, operands)
+        return [x if is_extended(x.dtype) else np.asarray(x) for x in found]
+
+
+def aval(variable: Any) -> Any:
+    """The shape and dtype of a variable of a jaxpr."""
+    return variable.aval
+
+
+def is_extended(dtype: Any) -> bool:
+    """Whether it is a dtype of JAX's own, such as that of random keys, unknown to NumPy."""
+    return bool(jnp.issubdtype(dtype, jax.dtypes.extended))
 
 
 def applied(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
@@ -257,14 +269,16 @@ class Reader:
     def check_dtypes(self, equation: JaxprEqn) -> None:
         name = equation.primitive.name
         for x in [*equation.invars, *equation.outvars]:
-            dtype = np.dtype(x.aval.dtype)
-            if jax.numpy.issubdtype(dtype, np.inexact) and dtype != self.dtype:
+            if is_extended(aval(x).dtype):
+                raise Unsupported(f"{name} computes with {aval(x).dtype}")
+            dtype = np.dtype(aval(x).dtype)
+            if jnp.issubdtype(dtype, np.inexact) and dtype != self.dtype:
                 if not isinstance(x, Literal):
                     raise Unsupported(f"{name} mixes {dtype} with {self.dtype}")
         for x in equation.outvars:
-            dtype = np.dtype(x.aval.dtype)
+            dtype = np.dtype(aval(x).dtype)
             # A truth value as an integer is the same number; other integers are not computed.
-            of_truth = all(x.aval.dtype == bool for x in equation.invars)
+            of_truth = all(aval(x).dtype == bool for x in equation.invars)
             if dtype.kind in "iu" and not (name == "convert_element_type" and of_truth):
                 raise Unsupported(f"{name} computes with {dtype}")
 
@@ -361,7 +375,7 @@ def _broadcast_in_dim(reader: Reader, equation: JaxprEqn, x: Tile, *_: Any) -> R
 
 
 def _reshape(reader: Reader, equation: JaxprEqn, x: Tile, *_: Any) -> Read:
-    return Tile(reader.builder.reshape(x.value, tuple(equation.outvars[0].aval.shape)))
+    return Tile(reader.builder.reshape(x.value, tuple(aval(equation.outvars[0]).shape)))
 
 
 def _transpose(reader: Reader, equation: JaxprEqn, x: Tile) -> Read:
@@ -380,7 +394,7 @@ def _slice(reader: Reader, equation: JaxprEqn, x: Tile) -> Read:
     starts = equation.params["start_indices"]
     steps = equation.params["strides"] or (1,) * len(starts)
     value = x.value
-    for axis, count in enumerate(equation.outvars[0].aval.shape):
+    for axis, count in enumerate(aval(equation.outvars[0]).shape):
         if count == 1 and reader.builder.tile(value)[axis] > 1:
             # One place along an axis is a component.
             part = reader.builder.index(value, axis, starts[axis])
@@ -396,7 +410,7 @@ def _dynamic_slice(reader: Reader, equation: JaxprEqn, x: Read, *starts: Read) -
         raise Unsupported("dynamic_slice at an index that is computed")
     value = x.value
     for axis, (start, count) in enumerate(zip(starts, equation.params["slice_sizes"], strict=True)):
-        first = int(np.clip(start, 0, reader.builder.tile(value)[axis] - count))
+        first = int(np.clip(np.asarray(start), 0, reader.builder.tile(value)[axis] - count))
         value = reader.builder.slice(value, axis, first, 1, count)
     return Tile(value)
 
@@ -429,7 +443,7 @@ def _pad(reader: Reader, equation: JaxprEqn, x: Read, padding: Read) -> Read:
     config = equation.params["padding_config"]
     if isinstance(padding, Tile) or np.any(padding) or any(min(x) < 0 for x in config):
         raise Unsupported("pad with anything but zeros")
-    shape = tuple(equation.outvars[0].aval.shape)
+    shape = tuple(aval(equation.outvars[0]).shape)
     strides = row_major(shape)
     offset = sum(low * stride for (low, _, _), stride in zip(config, strides, strict=True))
     steps = tuple((gap + 1) * s for (_, _, gap), s in zip(config, strides, strict=True))
@@ -443,7 +457,7 @@ def _moved(reader: Reader, equation: JaxprEqn, *operands: Read) -> Read:
         raise Unsupported(f"{equation.primitive.name} at places that are computed")
     shape = reader.shape(operands[0])
     count = math.prod(shape)
-    if max(count, math.prod(equation.outvars[0].aval.shape)) > _MOST_PIECES:
+    if max(count, math.prod(aval(equation.outvars[0]).shape)) > _MOST_PIECES:
         raise Unsupported(f"{equation.primitive.name} of {count} values")
     # Numbered from one: zero is what is filled in.
     numbers = np.arange(1, count + 1, dtype=reader.dtype).reshape(shape)
@@ -458,10 +472,15 @@ def _moved(reader: Reader, equation: JaxprEqn, *operands: Read) -> Read:
 
 
 def _reduce_sum(reader: Reader, equation: JaxprEqn, x: Tile) -> Read:
+    value = x.value
+    for axis in equation.params["axes"]:
+        # Components are added point by point, as they are made.
+        if reader.shape(x)[axis] <= _LARGEST_COMPONENT and reader.builder.is_map(value):
+            value = reader.value(reader.components(Tile(value), axis))
     labels = letters(len(reader.shape(x)))
     output = "".join(y for n, y in enumerate(labels) if n not in equation.params["axes"])
     sizes = dict(zip(labels, reader.shape(x), strict=True))
-    return Tile(reader.builder.contract([(x.value, labels)], output, sizes))
+    return Tile(reader.builder.contract([(value, labels)], output, sizes))
 
 
 def _reduction(function: str) -> Callable[..., Read]:
@@ -492,7 +511,7 @@ def _cumulative(function: str) -> Callable[..., Read]:
 
 
 def _convert(reader: Reader, equation: JaxprEqn, x: Tile) -> Read:
-    if equation.outvars[0].aval.dtype == bool and equation.invars[0].aval.dtype != bool:
+    if aval(equation.outvars[0]).dtype == bool and aval(equation.invars[0]).dtype != bool:
         return reader.emit("ne", x, 0.0)
     return x
 

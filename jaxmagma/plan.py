@@ -208,12 +208,23 @@ class Plan:
 
     @cached_property
     def on_chip(self) -> int:
-        """The most values of one element that are alive at once."""
+        """The most values of one element that are alive at once.
+
+        What only pointwise functions read is made point by point, and does not count.
+        """
+        kept = {
+            x
+            for step in self.steps
+            if isinstance(step, Product | Rearrange | Place)
+            for x in step.operands
+        }
         indexed = {x for step in self.steps if isinstance(step, Gather) for x in step.operands}
         inputs = range(len(self.program.inputs))
         alive = [n for n in inputs if self.tiles[n].batched and n not in indexed]
         most = sum(self.tiles[n].size for n in alive)
-        for number, _ in self.numbered_steps():
+        for number, step in self.numbered_steps():
+            if isinstance(step, View) or (isinstance(step, Pointwise) and number not in kept):
+                continue
             alive.append(number)
             most = max(most, sum(self.tiles[n].size for n in alive))
             alive = [n for n in alive if self.last_use[n] > number]
@@ -398,11 +409,11 @@ def _inlined(outer: Contract, value: int, inner: Contract) -> Contract:
             names[label] = next(spare)
             extents[names[label]] = extent
     terms: list[tuple[int, str]] = []
-    for x, labels in outer.terms:
-        if x == value:
-            terms += [(v, "".join(names[y] for y in labels)) for v, labels in inner.terms]
+    for term in outer.terms:
+        if term[0] == value:
+            terms += [(v, "".join(names[x] for x in labels)) for v, labels in inner.terms]
         else:
-            terms.append((x, labels))
+            terms.append(term)
     return contraction(terms, outer.output, extents)
 
 

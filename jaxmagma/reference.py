@@ -60,7 +60,8 @@ def _map(program: ElementProgram, number: int, operation: Map, values: Sequence[
 
 
 def _view(operation: View, array: jax.Array, axes: tuple[int, ...]) -> Value:
-    flat = array.reshape(*array.shape[: len(axes)], -1)
+    batch = array.shape[: len(axes)]
+    flat = array.reshape(*batch, math.prod(array.shape[len(axes) :]))
     return flat[..., places(operation.offset, operation.strides, operation.tile)], axes
 
 

@@ -4,9 +4,9 @@ Equations are read into a program as long as they are operations of one.  At one
 program ends: its results are computed, plain JAX evaluates the equation, and a new program begins.
 """
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,18 +17,29 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, jaxpr_as_fun
 from jaxmagma import primitive
 from jaxmagma.builder import Builder
 from jaxmagma.fallback import PlainCall, tell
-from jaxmagma.jaxpr import Reader, Tile, Unsupported, applied, evaluated, inner_jaxpr
+from jaxmagma.jaxpr import Reader, Tile, Unsupported, applied, evaluated, inner_jaxpr, is_extended
 from jaxmagma.plan import plan
 from jaxmagma.program import Constant, ElementProgram, Input, Output
 
 
+# The folders whose lines are not the user's.
+_LIBRARIES = tuple(str(Path(x).parent) + "/" for x in (jax.__file__, __file__))
 # A program with more values than this per element does not stay on any chip.
 _LARGEST_TILES = 1 << 15
 # Constants larger than this stay arguments: constant memory holds 64 KiB.
 _LARGEST_CONSTANT = 8192
-# Equations whose derivative is not that of what they call.
-_CUSTOM_JVP = ("custom_jvp_call", "stop_gradient")
-_CUSTOM_VJP = ("custom_vjp_call", "custom_vjp_call_jaxpr")
+# Equations with a derivative that is not that of the operations they are read as: rules of the
+# user's own, and reductions that share a derivative among equal values.
+_OWN_DERIVATIVE = {
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "custom_vjp_call_jaxpr",
+    "stop_gradient",
+    "reduce_max",
+    "reduce_min",
+    "cummax",
+    "cummin",
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +58,7 @@ class Gathered:
     def read(self) -> jax.Array:
         """It alone, as a program."""
         reader = Reader(Builder(0), np.dtype(self.vector.dtype))
-        segment = _Segment(reader, _Tangents())
+        segment = _Segment(reader)
         (result,) = segment.run([segment.gather(self)])
         return result
 
@@ -55,19 +66,11 @@ class Gathered:
 Operand = Any  # an array, or Gathered
 
 
-def run(
-    closed: ClosedJaxpr, operands: Sequence[Operand], tangents: Sequence[jax.Array] = ()
-) -> list[jax.Array]:
-    """The results of a jaxpr, with its own rules of differentiation.
-
-    ``tangents`` are the arrays among the operands in which the results are linear.
-    """
-    names = {eqn.primitive.name for eqn in _nested(closed)}
-    if names & set(_CUSTOM_VJP):
-        return _with_custom_vjp(closed, operands)
-    if names & set(_CUSTOM_JVP):
-        return _with_custom_jvp(closed, operands, tangents)
-    return _run(closed, operands, tangents)
+def run(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.Array]:
+    """The results of a jaxpr, with its own rules of differentiation."""
+    if any(equation.primitive.name in _OWN_DERIVATIVE for equation in _nested(closed)):
+        return _differentiated_plainly(closed, operands)
+    return _run(closed, operands)
 
 
 # ---- Rules of differentiation that the function brings along -----------------------------------
@@ -81,78 +84,24 @@ def _nested(closed: ClosedJaxpr) -> Iterator[JaxprEqn]:
             yield from _nested(inner)
 
 
-def _with_custom_jvp(
-    closed: ClosedJaxpr, operands: Sequence[Operand], tangents: Sequence[jax.Array]
-) -> list[jax.Array]:
-    """JAX differentiates the function, and the derivative is fused."""
+def _differentiated_plainly(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.Array]:
+    """The function as programs, and its derivatives, of every order, as JAX has them."""
     arrays, whole = _apart([*closed.consts, *operands])
     inner = ClosedJaxpr(_closed_by_arguments(closed), [])
-    linear = [any(x is y for y in tangents) for x in arrays]
 
     @jax.custom_jvp
     def function(*arrays: jax.Array) -> list[jax.Array]:
-        return _run(inner, whole(arrays), list(itertools.compress(arrays, linear)))
+        return _run(inner, whole(arrays))
+
+    def plainly(*arrays: jax.Array) -> list[jax.Array]:
+        read = [x.read() if isinstance(x, Gathered) else x for x in whole(arrays)]
+        return list(jaxpr_as_fun(inner)(*read))
 
     @function.defjvp
     def _(primals: Any, tangents: Any) -> Any:
-        values, moving = whole(primals), whole(tangents)
-        active = [jnp.issubdtype(x.dtype, jnp.inexact) for x in inner.in_avals]
-        results = _run(inner, values)
-
-        def tangents_of(*leaves: Any) -> Any:
-            given, dots = leaves[: len(active)], iter(leaves[len(active) :])
-            dots = [
-                next(dots) if is_active else np.zeros(np.shape(x), jax.dtypes.float0)
-                for x, is_active in zip(given, active, strict=True)
-            ]
-            return jax.jvp(jaxpr_as_fun(inner), given, tuple(dots))[1]
-
-        moving = [
-            Gathered(t.vector, v.index, v.places) if isinstance(v, Gathered) else t
-            for v, t, is_active in zip(values, moving, active, strict=True)
-            if is_active
-        ]
-        operands = [*values, *moving]
-        derivative = jax.make_jaxpr(tangents_of)(*map(_aval, operands))
-        dots = [x.vector if isinstance(x, Gathered) else x for x in moving]
-        return results, run(derivative, operands, dots)
+        return jax.jvp(plainly, primals, tangents)
 
     return list(function(*arrays))
-
-
-def _with_custom_vjp(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.Array]:
-    inner = ClosedJaxpr(_closed_by_arguments(closed), [])
-    active = [jnp.issubdtype(x.dtype, jnp.inexact) for x in inner.in_avals]
-
-    @jax.custom_vjp
-    def function(*arrays: jax.Array) -> list[jax.Array]:
-        return _run(inner, arrays)
-
-    def forward(*arrays: jax.Array) -> Any:
-        return _run(inner, arrays), arrays
-
-    def backward(arrays: Any, cotangents: Any) -> Any:
-        def cotangents_of(*leaves: Any) -> Any:
-            given, results = leaves[: len(active)], leaves[len(active) :]
-
-            def of_active(*moving: Any) -> Any:
-                remaining = iter(moving)
-                chosen = zip(given, active, strict=True)
-                return jaxpr_as_fun(inner)(*(next(remaining) if y else x for x, y in chosen))
-
-            moving = [x for x, is_active in zip(given, active, strict=True) if is_active]
-            return jax.vjp(of_active, *moving)[1](list(results))
-
-        avals = [_aval(x) for x in [*arrays, *cotangents]]
-        found = iter(run(jax.make_jaxpr(cotangents_of)(*avals), [*arrays, *cotangents]))
-        return tuple(
-            next(found) if is_active else np.zeros(np.shape(x), jax.dtypes.float0)
-            for x, is_active in zip(arrays, active, strict=True)
-        )
-
-    function.defvjp(forward, backward)
-    read = [x.read() if isinstance(x, Gathered) else x for x in operands]
-    return list(function(*closed.consts, *read))
 
 
 def _closed_by_arguments(closed: ClosedJaxpr) -> Any:
@@ -181,12 +130,6 @@ def _apart(operands: Sequence[Operand]) -> Any:
         ]
 
     return arrays, whole
-
-
-def _aval(x: Operand) -> jax.ShapeDtypeStruct:
-    if isinstance(x, Gathered):
-        return x.aval
-    return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
 
 
 # ---- Segments ------------------------------------------------------------------------------------
@@ -234,13 +177,14 @@ def _inlined(
 class _Segment:
     """A program in the making, and the arrays that are its arguments."""
 
-    def __init__(self, reader: Reader, tangents: "_Tangents") -> None:
+    def __init__(self, reader: Reader) -> None:
         self.reader = reader
-        self.tangents = tangents
         self.arguments: dict[int, jax.Array] = {}  # by input
         self._inputs: dict[int, tuple[int, jax.Array]] = {}  # by the identity of the array
 
     def input(self, array: jax.Array, index: bool = False) -> Tile:
+        if is_extended(array.dtype):
+            raise Unsupported(f"an array of {array.dtype} in a program of {self.reader.dtype}")
         if id(array) not in self._inputs:
             dtype = np.dtype(array.dtype)
             value = array if dtype.kind != "b" else array.astype(self.reader.dtype)
@@ -256,49 +200,17 @@ class _Segment:
         return Tile(self.reader.builder.gather(vector.value, index.value, x.places))
 
     def run(self, results: Sequence[Tile]) -> list[jax.Array]:
-        """The values of some tiles.
-
-        Those that depend on tangents are a program of their own: linear in what it is given, and
-        the others are known before any tangent is.
-        """
-        found: dict[int, jax.Array] = {}
-        for moving in (False, True):
-            chosen = [
-                x for x in dict.fromkeys(x.value for x in results) if self._moves(x) == moving
-            ]
-            arrays = self._apply(chosen)
-            found.update(zip(chosen, arrays, strict=True))
-            if moving:
-                self.tangents.add(arrays)
-        return [found[x.value] for x in results]
-
-    def _moves(self, value: int) -> bool:
-        inputs = self.reader.builder.inputs(value)
-        return any(self.arguments[n] in self.tangents for n in inputs if n in self.arguments)
-
-    def _apply(self, values: Sequence[int]) -> list[jax.Array]:
-        if not values:
+        """The values of some tiles."""
+        if not results:
             return []
+        values = list(dict.fromkeys(x.value for x in results))
         built = self.reader.builder.build([Output(x, ()) for x in values])
         reason = _too_large(built.program)
         if reason:
             raise TooLarge(reason)
         arguments = [self.arguments[n] for n in built.inputs if n in self.arguments]
-        return primitive.apply(built.program, *arguments)
-
-
-class _Tangents:
-    """The arrays that are tangents, or depend on one."""
-
-    def __init__(self, arrays: Sequence[jax.Array] = ()) -> None:
-        self._arrays: dict[int, jax.Array] = {}
-        self.add(arrays)
-
-    def add(self, arrays: Sequence[Any]) -> None:
-        self._arrays.update((id(x), x) for x in arrays)
-
-    def __contains__(self, array: Any) -> bool:
-        return id(array) in self._arrays
+        found = dict(zip(values, primitive.apply(built.program, *arguments), strict=True))
+        return [found[x.value] for x in results]
 
 
 class TooLarge(Exception):
@@ -312,20 +224,16 @@ def _too_large(program: ElementProgram) -> str | None:
     return None
 
 
-def _run(
-    closed: ClosedJaxpr, operands: Sequence[Operand], tangents: Sequence[jax.Array] = ()
-) -> list[jax.Array]:
+def _run(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.Array]:
     try:
-        return _run_in_segments(closed, operands, _Tangents(tangents))
+        return _run_in_segments(closed, operands)
     except TooLarge as reason:
         tell(PlainCall(str(reason)))
         read = [x.read() if isinstance(x, Gathered) else x for x in operands]
         return list(jaxpr_as_fun(closed)(*read))
 
 
-def _run_in_segments(
-    closed: ClosedJaxpr, operands: Sequence[Operand], tangents: _Tangents
-) -> list[jax.Array]:
+def _run_in_segments(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.Array]:
     parameters = [_Variable(x) for x in closed.in_avals]
     lines, results = _inlined(closed, parameters)
     dtype = _dtype(lines, closed)
@@ -336,7 +244,7 @@ def _run_in_segments(
     last_use.update((x, len(lines)) for x in results if _is_variable(x))
     # What is known of each variable: a tile of the segment, an array, a known array, or Gathered.
     values: dict[_Variable, Any] = dict(zip(parameters, operands, strict=True))
-    segment = _Segment(Reader(Builder(0), dtype), tangents)
+    segment = _Segment(Reader(Builder(0), dtype))
     baked = _baked()
 
     def value(x: Any) -> Any:
@@ -345,7 +253,8 @@ def _run_in_segments(
         small = np.size(x) <= _LARGEST_CONSTANT
         known = not isinstance(x, jax.core.Tracer)
         if isinstance(x, jax.Array):
-            return np.asarray(x) if known and small and baked and x.is_fully_addressable else x
+            bakeable = known and small and baked and not is_extended(x.dtype)
+            return np.asarray(x) if bakeable and x.is_fully_addressable else x
         return np.asarray(x)
 
     def read(x: Any, keep: bool) -> Any:
@@ -366,7 +275,7 @@ def _run_in_segments(
         arrays = segment.run([tile for _, tile in live])
         for (x, _), array in zip(live, arrays, strict=True):
             values[x] = _as_dtype(array, x.aval.dtype)
-        segment = _Segment(Reader(Builder(0), dtype), tangents)
+        segment = _Segment(Reader(Builder(0), dtype))
 
     for number, line in enumerate(lines):
         found = [value(x) for x in line.operands]
@@ -386,8 +295,6 @@ def _run_in_segments(
                 arrays = [value(x) for x in line.operands]
                 arrays = [x.read() if isinstance(x, Gathered) else x for x in arrays]
                 made = applied(line.equation, arrays)
-                if any(x in tangents for x in arrays):
-                    tangents.add(made)
         values.update(zip(line.results, made, strict=True))
 
     finish(len(lines))
@@ -401,7 +308,8 @@ def _is_variable(x: Any) -> bool:
 
 
 def _is_integer(x: Any) -> bool:
-    return isinstance(x, jax.Array | np.ndarray) and x.dtype.kind in "iub"
+    known = isinstance(x, jax.Array | np.ndarray)
+    return known and (x.dtype == bool or jnp.issubdtype(x.dtype, jnp.integer))
 
 
 def _baked() -> bool:
@@ -414,8 +322,9 @@ def _dtype(lines: Sequence[_Line], closed: ClosedJaxpr) -> np.dtype | None:
     avals = [x.aval for line in lines for x in line.results] + [*closed.in_avals]
     counts: dict[np.dtype, int] = {}
     for aval in avals:
-        dtype = np.dtype(getattr(aval, "dtype", np.int32))
+        dtype = getattr(aval, "dtype", np.int32)
         if jnp.issubdtype(dtype, jnp.inexact):
+            dtype = np.dtype(dtype)
             counts[dtype] = counts.get(dtype, 0) + 1
     return max(counts, key=lambda x: counts[x], default=None)
 
@@ -429,8 +338,8 @@ def _as_dtype(array: jax.Array, dtype: Any) -> jax.Array:
 
 def _place(line: _Line) -> str:
     """Where in the user's source an equation comes from."""
-    traceback = line.site.source_info.traceback
+    traceback: Any = line.site.source_info.traceback
     for frame in traceback.frames if traceback else ():
-        if not any(f"/{package}/" in frame.file_name for package in ("jax", "jaxmagma")):
+        if not frame.file_name.startswith(_LIBRARIES):
             return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
     return "unknown line"

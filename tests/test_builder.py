@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jaxmagma import reference
 from jaxmagma.builder import Builder, letters, places, row_major
-from jaxmagma.program import Contract, Input, Map, Operation, Output, Place, View
+from jaxmagma.program import Input, Map, Operation, Output, Place, View
 
 
 F64 = np.dtype(np.float64)
@@ -130,14 +130,24 @@ def test_a_component_of_a_function_is_a_function_of_components() -> None:
     t.assert_is(value, np.sin(t.arrays[0] * t.arrays[1][:, None])[:, :, 2])
 
 
-def test_a_component_of_a_contraction_contracts_components() -> None:
+def test_a_component_of_a_contraction_with_a_table_needs_a_row_of_the_table() -> None:
+    t = Tiles((2, 3))
+    table = np.random.default_rng(1).standard_normal((3, 4))
+    terms = [(t.numbers[0], "ij"), (t.builder.constant(table), "jk")]
+    product = t.builder.contract(terms, "ik", {"i": 2, "j": 3, "k": 4})
+    value = t.builder.index(product, 1, 3)
+    assert [x.tile for x in t.operations(value)] == [(2,)]
+    t.assert_is(value, (t.arrays[0] @ table)[:, :, 3])
+
+
+@pytest.mark.parametrize(("axis", "k"), [(0, 1), (1, 3)])
+def test_a_component_of_any_contraction(axis: int, k: int) -> None:
     t = Tiles((2, 3), (3, 4))
     a, b = t.numbers
     product = t.builder.contract([(a, "ij"), (b, "jk")], "ik", {"i": 2, "j": 3, "k": 4})
-    value = t.builder.index(t.builder.index(product, 1, 3), 0, 1)
-    assert sum(isinstance(x, Contract) for x in t.operations(value)) == 1
-    assert all(x.tile in [(3,), ()] for x in t.operations(value))
-    t.assert_is(value, (t.arrays[0] @ t.arrays[1])[:, 1, 3])
+    value = t.builder.index(product, axis, k)
+    t.assert_is(value, np.take(t.arrays[0] @ t.arrays[1], k, axis + 1))
+    t.assert_is(t.builder.index(value, 0, 1), np.take(t.arrays[0] @ t.arrays[1], k, axis + 1)[:, 1])
 
 
 @pytest.mark.parametrize(("start", "step", "count"), [(0, 1, 4), (1, 2, 2), (3, -1, 4), (2, -2, 2)])
@@ -272,8 +282,9 @@ def test_reshape_of_everything(kind: str, old: tuple[int, ...], new: tuple[int, 
         t.numbers.append(table)
         t.arrays.append(np.random.default_rng(1).standard_normal((ELEMENTS, 2)))
         value = t.builder.contract([(pair, "z" + labels), (table, "z")], labels, sizes)
-        expected = np.einsum(f"eZ{labels},eZ->e{labels}".replace("e", "E"), np.stack(t.arrays[:2], 1),
-                             t.arrays[2])
+        expected = np.einsum(
+            f"eZ{labels},eZ->e{labels}".replace("e", "E"), np.stack(t.arrays[:2], 1), t.arrays[2]
+        )
     elif kind == "stack" and old:
         parts = [t.builder.index(a, len(old) - 1, k) for k in range(old[-1])]
         value = t.builder.stack(parts, len(old) - 1)

@@ -335,9 +335,17 @@ def test_tangent_of_such_a_sum_counts_a_shared_term_for_every_element(
     assert_jvp_is_right(sum_across_batches(), active, getkey)
 
 
-def test_transpose_of_such_a_sum_in_all_terms_is_no_program() -> None:
+def test_transpose_of_such_a_sum(getkey: GetKey) -> None:
+    assert_transpose_is_right(sum_across_batches(), [True, True], getkey)
+    assert_transpose_is_right(sum_across_batches(), [True, False], getkey)
+
+
+def test_transpose_of_such_a_sum_that_is_summed_is_no_program() -> None:
     """Nothing says how many elements there are but what is transposed."""
-    assert calculus.transpose(sum_across_batches(), [True, True], [True]) is None
+    builder = Builder(1)
+    a, c = builder.input(Input((), (3,), F64)), builder.input(Input((0,), (3,), F64))
+    program = builder.build([Output(builder.map("add", a, c), ())]).program
+    assert calculus.transpose(program, [True, True], [True]) is None
 
 
 def test_such_a_sum_means_a_broadcast(getkey: GetKey) -> None:

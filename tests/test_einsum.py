@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 
 import jaxmagma as jm
-from jaxmagma.einsum import FusedCall, PlainCall, capture
+from jaxmagma.einsum import FusedCall, capture
+from jaxmagma.fallback import PlainCall
 from tests.einsums import (
     ELEMENTS,
     PROGRAMS,

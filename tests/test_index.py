@@ -120,9 +120,7 @@ def test_one_vector_by_two_indices(vector: jax.Array) -> None:
     other = DOFS[::-1, ::-1]
     function = jm.fuse(lambda a, b: a @ b, (jm.gather(DOFS), jm.gather(other)))
     found = jax.value_and_grad(lambda v: jnp.sum(jnp.sin(function(v, v))))
-    expected = jax.value_and_grad(
-        lambda v: jnp.sum(jnp.sin(jnp.sum(v[DOFS] * v[other], -1)))
-    )
+    expected = jax.value_and_grad(lambda v: jnp.sum(jnp.sin(jnp.sum(v[DOFS] * v[other], -1))))
     assert_close(jax.jit(found)(vector), expected(vector))
 
 

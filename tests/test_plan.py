@@ -278,10 +278,10 @@ def evaluate(planned: Plan, arguments: Sequence[np.ndarray]) -> list[np.ndarray]
             assert isinstance(step, Pointwise)
             aligned = []
             for array, labels in zip(operands, step.labels, strict=True):
-                kept = "".join(x for x in step.output_labels if x in labels)
-                array = np.einsum(f"...{labels}->...{kept}", array)
-                at = [rank + n for n, x in enumerate(step.output_labels) if x not in labels]
-                aligned.append(np.expand_dims(array, at))
+                ordered = "".join(x for x in step.output_labels if x in labels)
+                array = np.einsum(f"...{labels}->...{ordered}", array)
+                absent = [n for n, x in enumerate(step.output_labels) if x not in labels]
+                aligned.append(np.expand_dims(array, [rank + n for n in absent]))
             tile = np.asarray(functions.evaluate(step.function, *aligned))
             tile = np.broadcast_to(tile, tile.shape[:rank] + step.shape)
         assert tile.shape[rank:] == planned.tiles[number].shape == step.shape

@@ -14,7 +14,16 @@ import numpy as np
 from jaxmagma.lowering import banks
 from jaxmagma.lowering.banks import Access, Layout
 from jaxmagma.lowering.sources import Origin, Strided, composed, origin, placed_once
-from jaxmagma.lowering.sweeps import Assembly, Gemm, Scheduler, Stage, Sweep, as_mode, copy_sweep
+from jaxmagma.lowering.sweeps import (
+    Assembly,
+    Gemm,
+    Scheduler,
+    Stage,
+    Sweep,
+    as_mode,
+    copy_sweep,
+    live_registers,
+)
 from jaxmagma.plan import Plan, Product, Rearrange
 from jaxmagma.program import Gather, Place, View
 
@@ -32,6 +41,14 @@ CONSTANT_BYTES = 64 << 10
 SHARED_BYTES = 99 << 10
 MOST_SHARED_BYTES = 163 << 10
 MAX_THREADS = 1024
+
+# So many threads keep a multiprocessor busy even if each has work of its own. The compiler must be
+# told to leave room for them where a thread does several operations on fibres of so many registers,
+# or so many on single values.
+BUSY_THREADS = 384
+CROWDED_REGISTERS = 45
+SEVERAL_MOVES = 8
+CROWDED_MOVES = 100
 
 # Rows and columns of the block of a gemm that one thread has.
 LARGEST_BLOCK = 4
@@ -191,12 +208,15 @@ class Block:
             fibres = not any(isinstance(stage, Gemm) for stage in self.stages)
             plain = all(isinstance(stage, Sweep) for stage in self.stages) and not self.gathered
             self.pack = self.parameters.pack if plain else 1
-            # For sweeps it pays to let the compiler take the registers it likes, for gemms not.
-            self.min_blocks = self.parameters.min_blocks
-            if self.min_blocks is None:
-                self.min_blocks = int(fibres)
+            crowded = any(self._crowded(stage) for stage in self.stages)
             for elements, threads in self._shapes():
                 self.elements, self.threads = elements, threads
+                self.min_blocks = self.parameters.min_blocks
+                if self.min_blocks is None:
+                    # For sweeps it pays to let the compiler take the registers it likes, unless
+                    # they are so many that too few threads are left; for gemms not.
+                    few = min(3, max(1, round(BUSY_THREADS / threads))) if crowded else 1
+                    self.min_blocks = few if fibres else 0
                 self._lay_out()
                 fewest = self.elements == self.pack and self.groups == 1
                 most = MOST_SHARED_BYTES if fewest else self.parameters.shared_bytes
@@ -206,6 +226,15 @@ class Block:
             f"one element needs {self.shared_bytes() >> 10} KB of shared memory, and a block has "
             f"{MOST_SHARED_BYTES >> 10} KB"
         )
+
+    def _crowded(self, stage: Stage) -> bool:
+        """Whether a thread would take more registers than leave room for enough threads."""
+        if not isinstance(stage, Sweep):
+            return False
+        if stage.single:
+            return len(stage.moves) > CROWDED_MOVES
+        several = len(stage.moves) > SEVERAL_MOVES
+        return several and live_registers(self.plan, stage) > CROWDED_REGISTERS
 
     def shared_bytes(self) -> int:
         return self.shared_values * self.dtype.itemsize * self.groups

@@ -33,6 +33,9 @@ FIBRE_REGISTERS = 160
 # So must all fibres of a sweep that are alive at once; the rest of 255 is for addresses and for
 # what the compiler loads ahead.
 LIVE_REGISTERS = 176
+# Pointwise steps that read more tiles than this do so value by value, with many threads, rather
+# than fibre by fibre to hand on to a mode product.
+MOST_LOADS = 6
 # A sweep of single values with more operations than this gives each thread one place at a time.
 LIGHT_MOVES = 8
 
@@ -82,6 +85,8 @@ class Move:
         """Whether each value of the result comes from one value of each operand."""
         if self.matrix is not None or self.step is None:
             return False
+        if ALONG in self.operands[0].labels and ALONG not in self.result.labels:
+            return False  # a sum
         return all(x.length in (1, self.result.length) for x in self.operands)
 
 
@@ -233,10 +238,13 @@ class Scheduler:
         return stages
 
     def _first(self) -> int:
-        """The step to open a stage with: mode products first, for pointwise steps may join them."""
+        """The step to open a stage with: mode products first, for pointwise steps may join them.
+
+        Of pointwise steps the smallest, for those on larger tiles may need it.
+        """
         found = [n for n, s in self.todo.items() if all(self._known(x) for x in s.operands)]
         modes = (n for n in found if as_mode(self.plan, self.todo[n]) is not None)
-        return next(modes, found[0])
+        return next(modes, min(found, key=lambda n: math.prod(self.todo[n].shape)))
 
     def _known(self, tile: int) -> bool:
         """Whether a tile can be read from memory."""
@@ -272,6 +280,8 @@ class Scheduler:
         trial = sweep.copy()
         self._fill(trial)
         self.todo = todo
+        if len(trial.loads) > MOST_LOADS:
+            return False
         return any(move.matrix is not None for move in trial.moves)
 
     def _empty(
