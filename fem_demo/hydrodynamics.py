@@ -221,7 +221,7 @@ def energies(hydro: Hydrodynamics, state: State) -> Energies:
     def of_element(mass: jax.Array, e: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
         at_points = operators.evaluate(operators.energy_tables(element), e)
         v = operators.evaluate(operators.node_tables(element), v)
-        return jnp.sum(mass * at_points), 0.5 * jnp.sum(mass * v * v)
+        return jnp.sum(mass * at_points), 0.5 * jnp.sum(mass[None] * v * v)
 
     internal, kinetic = _fused(hydro, of_element, "eev", "e")(hydro.material.mass, state.e, state.v)
     return Energies(jnp.sum(internal), jnp.sum(kinetic))

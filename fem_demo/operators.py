@@ -33,7 +33,8 @@ def integrate(tables: list[np.ndarray], values: jax.Array) -> jax.Array:
 def mass(table: np.ndarray, weights: jax.Array, field: jax.Array) -> jax.Array:
     """B^T diag(weights) B, weights ``(points...)``: ``(..., nodes...) -> (..., nodes...)``."""
     tables = [table] * weights.ndim
-    return integrate(tables, weights * evaluate(tables, field))
+    values = evaluate(tables, field)
+    return integrate(tables, jnp.broadcast_to(weights, values.shape) * values)
 
 
 def node_tables(element: ReferenceElement) -> list[np.ndarray]:

@@ -30,16 +30,15 @@ _LARGEST_TILES = 1 << 15
 _LARGEST_CONSTANT = 8192
 # Equations with a derivative that is not that of the operations they are read as: rules of the
 # user's own, and reductions that share a derivative among equal values.
-_OWN_DERIVATIVE = {
+_OWN_JVP = {
     "custom_jvp_call",
-    "custom_vjp_call",
-    "custom_vjp_call_jaxpr",
     "stop_gradient",
     "reduce_max",
     "reduce_min",
     "cummax",
     "cummin",
 }
+_OWN_VJP = {"custom_vjp_call", "custom_vjp_call_jaxpr"}
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,9 @@ Operand = Any  # an array, or Gathered
 
 def run(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.Array]:
     """The results of a jaxpr, with its own rules of differentiation."""
-    if any(equation.primitive.name in _OWN_DERIVATIVE for equation in _nested(closed)):
-        return _differentiated_plainly(closed, operands)
+    names = {equation.primitive.name for equation in _nested(closed)}
+    if names & (_OWN_JVP | _OWN_VJP):
+        return _differentiated_plainly(closed, operands, forward=not names & _OWN_VJP)
     return _run(closed, operands)
 
 
@@ -84,23 +84,32 @@ def _nested(closed: ClosedJaxpr) -> Iterator[JaxprEqn]:
             yield from _nested(inner)
 
 
-def _differentiated_plainly(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.Array]:
-    """The function as programs, and its derivatives, of every order, as JAX has them."""
+def _differentiated_plainly(
+    closed: ClosedJaxpr, operands: Sequence[Operand], forward: bool
+) -> list[jax.Array]:
+    """The function as programs, and its derivatives, of every order, as JAX has them.
+
+    A function with a reverse rule has no derivative in forward mode.
+    """
     arrays, whole = _apart([*closed.consts, *operands])
     inner = ClosedJaxpr(_closed_by_arguments(closed), [])
 
-    @jax.custom_jvp
-    def function(*arrays: jax.Array) -> list[jax.Array]:
+    def fused(*arrays: jax.Array) -> list[jax.Array]:
         return _run(inner, whole(arrays))
 
-    def plainly(*arrays: jax.Array) -> list[jax.Array]:
+    def plain(*arrays: jax.Array) -> list[jax.Array]:
         read = [x.read() if isinstance(x, Gathered) else x for x in whole(arrays)]
         return list(jaxpr_as_fun(inner)(*read))
 
-    @function.defjvp
-    def _(primals: Any, tangents: Any) -> Any:
-        return jax.jvp(plainly, primals, tangents)
-
+    if forward:
+        function: Any = jax.custom_jvp(fused)
+        function.defjvp(lambda primals, tangents: jax.jvp(plain, primals, tangents))
+    else:
+        function = jax.custom_vjp(fused)
+        function.defvjp(
+            lambda *arrays: (function(*arrays), arrays),
+            lambda arrays, cotangents: jax.vjp(plain, *arrays)[1](list(cotangents)),
+        )
     return list(function(*arrays))
 
 

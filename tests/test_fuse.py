@@ -447,9 +447,6 @@ WHOLE: dict[str, Function] = {
 }
 
 
-RULES_ARE_LOST = "second derivatives of fused functions bypass the rules they bring along"
-
-
 def energy_of(function: Function) -> Function:
     def energy(*arguments: Any) -> jax.Array:
         return jnp.asarray(sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(function(*arguments))))
@@ -483,9 +480,9 @@ def test_values_and_gradients(name: str, in_axes: Any, pair: tuple[jax.Array, ..
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("custom_jvp", marks=pytest.mark.xfail(reason=RULES_ARE_LOST)),
+        "custom_jvp",
         "custom_vjp",
-        pytest.param("stop_gradient", marks=pytest.mark.xfail(reason=RULES_ARE_LOST)),
+        "stop_gradient",
         "checkpoint",
         "grad",
         "relu",
@@ -501,7 +498,6 @@ def test_second_derivatives(name: str, pair: tuple[jax.Array, ...]) -> None:
     assert_close(product(jm.fuse), product(jax.vmap))
 
 
-@pytest.mark.xfail(reason="a maximum is taken of pairs, and each pair shares equally")
 def test_the_derivative_of_a_maximum_is_shared_by_all_that_attain_it() -> None:
     a = jnp.array([[1.0, 1.0, 1.0], [2.0, 2.0, 1.0]])
     found, expected = (
