@@ -132,7 +132,9 @@ def assert_same(
     tolerance: float = 64,
 ) -> None:
     """As plain JAX has it, up to rounding: ``tolerance`` in units of the last place."""
-    wanted = reference.evaluate(program, *arrays)
+    # By default XLA rounds the operands of float32 products to tf32 on a GPU.
+    with jax.default_matmul_precision("highest"):
+        wanted = reference.evaluate(program, *arrays)
     eps = float(np.finfo(program.dtype).eps)
     for number, (want, have) in enumerate(zip(map(np.asarray, wanted), got, strict=True)):
         finite = np.abs(want[np.isfinite(want)])
