@@ -4,10 +4,12 @@ Most have the name and the meaning of a primitive of ``jax.lax``.  Every value o
 program's dtype; a truth value is 1 or 0 in it, as a comparison makes and ``select`` reads it.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -28,6 +30,25 @@ def _truth(predicate: Callable[..., Any]) -> Callable[..., Any]:
 
 def _select(which: Any, if_false: Any, if_true: Any) -> Any:
     return lax.select(which != 0, if_true, if_false)
+
+
+# The derivative as a function there is; newer JAX computes it by the bits of its argument.
+@jax.custom_jvp
+def _erf(a: Any) -> Any:
+    return lax.erf(a)
+
+
+@jax.custom_jvp
+def _erfc(a: Any) -> Any:
+    return lax.erfc(a)
+
+
+def _gaussian(a: Any) -> Any:
+    return (2 / math.pi**0.5) * lax.exp(-a * a)
+
+
+_erf.defjvp(lambda primals, tangents: (_erf(*primals), _gaussian(*primals) * tangents[0]))
+_erfc.defjvp(lambda primals, tangents: (_erfc(*primals), -_gaussian(*primals) * tangents[0]))
 
 
 FUNCTIONS: dict[str, Function] = {
@@ -59,8 +80,8 @@ FUNCTIONS: dict[str, Function] = {
     "asinh": Function(lax.asinh, 1, 1),
     "acosh": Function(lax.acosh, 1, 1),
     "atanh": Function(lax.atanh, 1, 1),
-    "erf": Function(lax.erf, 1, 1),
-    "erfc": Function(lax.erfc, 1, 1),
+    "erf": Function(_erf, 1, 1),
+    "erfc": Function(_erfc, 1, 1),
     "add": Function(lax.add, 1, 2),
     "sub": Function(lax.sub, 1, 2),
     "mul": Function(lax.mul, 1, 2),

@@ -73,6 +73,7 @@ POINTWISE: dict[str, Callable[..., Any]] = {
     "integer_pow": lambda emit, x, y: _integer_power(emit, x, y),
     "square": lambda emit, x: emit("mul", x, x),
     "add_any": lambda emit, a, b: emit("add", a, b),
+    "one_minus_square": lambda emit, x: emit("sub", 1.0, emit("mul", x, x)),
     "clamp": lambda emit, low, x, high: emit("min", emit("max", x, low), high),
     "select_n": _select,
     "round": _round,
@@ -115,15 +116,14 @@ def pointwise_rule(closed: ClosedJaxpr, dtype: np.dtype) -> Callable[..., Any]:
                 inner = inner_jaxpr(equation)
                 if all(isinstance(x, float | int | np.ndarray | np.generic) for x in inputs):
                     results = evaluated(equation, inputs)
+                elif (found := pointwise(equation, emit_made, inputs)) is not None:
+                    results = [found]
                 elif inner is not None:
                     results = run(inner, inputs)
                 elif equation.primitive.name in _NO_CHANGE:
                     results = inputs[:1]
                 else:
-                    found = pointwise(equation, emit_made, inputs)
-                    if found is None:
-                        raise AssertionError(f"{equation.primitive.name} of scalars")
-                    results = [found]
+                    raise AssertionError(f"{equation.primitive.name} of scalars")
                 known.update(zip(equation.outvars, results, strict=True))
             return [x.val if isinstance(x, Literal) else known[x] for x in closed.jaxpr.outvars]
 
@@ -520,11 +520,20 @@ def _unchanged(reader: Reader, equation: JaxprEqn, *operands: Read) -> list[Read
     return list(operands)
 
 
+def _scan_counts(parameters: dict[str, Any]) -> tuple[int, int]:
+    """How many operands of a scan are constants and how many are carried."""
+    if "num_consts" in parameters:
+        return parameters["num_consts"], parameters["num_carry"]
+    # From JAX 0.12 on it has trees of what is constant, carried and scanned.
+    consts, carry, _ = (len(x) for x in parameters["ft_in"].unpack())
+    return consts, carry
+
+
 def _scan(reader: Reader, equation: JaxprEqn, *operands: Read) -> list[Read]:
     p = equation.params
     if p["length"] > _MOST_STEPS:
         raise Unsupported(f"a loop of {p['length']} steps")
-    consts, carry = p["num_consts"], p["num_carry"]
+    consts, carry = _scan_counts(p)
     state = list(operands[consts : consts + carry])
     steps = range(p["length"])
     made: list[list[Read]] = []
