@@ -11,6 +11,8 @@ from jaxmagma.index import GatherAxis as GatherAxis
 from jaxmagma.index import ScatterAxis as ScatterAxis
 from jaxmagma.index import gather as gather
 from jaxmagma.index import scatter_add as scatter_add
+from jaxmagma.roofline import Roofline as Roofline
+from jaxmagma.roofline import roofline as roofline
 
 
 try:

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmagma import roofline
 from jaxmagma.einsum import einsum
 from jaxmagma.fallback import plain_calls
 from jaxmagma.lowering import lower
@@ -18,6 +17,7 @@ from jaxmagma.lowering.kernel import Declined
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, plan
 from jaxmagma.primitive import program_p
 from jaxmagma.program import ElementProgram
+from jaxmagma.roofline import roofline
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Explanation:
       elements: how often the program is repeated.
       order: the steps, in the order in which they are done.
       tiles: the shape of every tile: operands first, then the result of every step.
-      flops: floating-point operations, all elements together.
+      flops: floating-point operations, all elements together; a complex one counts as four.
       least_bytes: memory traffic if every operand is read and every result written once.
       roofline_seconds: the least time for those on this device, by ceilings measured on it.
       source: the source text of the kernel, where a kernel is compiled for this program.
@@ -164,7 +164,8 @@ def _explain_program(program: ElementProgram, shapes: Any, device: jax.Device) -
     native = platform in ("cpu", "cuda")
     kernel = lower(program, extents, platform) if native else Declined(f"no backend for {platform}")
     elements = math.prod(extents)
-    flops, least_bytes = elements * planned.flops, program.least_bytes(extents)
+    real = 4 if np.issubdtype(program.dtype, np.complexfloating) else 1
+    flops, least_bytes = real * elements * planned.flops, program.least_bytes(extents)
     return Explanation(
         platform,
         kernel.reason if isinstance(kernel, Declined) else None,
@@ -174,7 +175,7 @@ def _explain_program(program: ElementProgram, shapes: Any, device: jax.Device) -
         tuple(tile.shape for tile in planned.tiles),
         flops,
         least_bytes,
-        roofline.measure(device, np.dtype(program.dtype)).seconds(least_bytes, flops),
+        roofline(program.dtype, device).seconds(least_bytes, flops),
         "" if isinstance(kernel, Declined) else kernel.source,
         program,
     )

@@ -1,19 +1,28 @@
-"""The two ceilings of a device, measured: how fast it copies memory, and how fast it multiplies."""
+"""``jm.roofline``: the two ceilings of a device, measured: how fast it copies, how fast it multiplies."""
 
+import concurrent.futures
 import functools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """Ceilings of one device: bytes moved (read plus written) and operations, per second."""
+    """The ceilings of one device.
+
+    Attributes:
+      bytes_per_second: memory traffic of a large copy, bytes read plus bytes written.
+      flops_per_second: operations of a large matrix product, a complex multiplication and addition
+        counted as the eight real operations it is.
+    """
 
     bytes_per_second: float
     flops_per_second: float
@@ -23,31 +32,89 @@ class Roofline:
         return max(nbytes / self.bytes_per_second, flops / self.flops_per_second)
 
 
-@functools.cache
-def measure(device: jax.Device, dtype: np.dtype) -> Roofline:
-    """Times a large copy and a large matrix product; takes well under a second."""
-    on_cpu = device.platform == "cpu"
-    count = (1 << 27 if on_cpu else 1 << 30) // np.dtype(dtype).itemsize
-    order = 1024 if on_cpu else 4096
-    real = jnp.zeros((), dtype).real.dtype
+def roofline(dtype: DTypeLike = float, device: jax.Device | None = None) -> Roofline:
+    """Measures how fast a device copies memory, and how fast it multiplies matrices.
+
+    No kernel that moves ``nbytes`` and computes ``flops`` is expected to take less than
+    ``roofline().seconds(nbytes, flops)``.  The copy is of 1.6 GB on a GPU and of 128 MB on a CPU,
+    less where that much memory is not free; the product is of two matrices of order 8192 or 1024,
+    in full precision (never tf32).
+
+    Both are measured when first asked for, which takes about a second, and remembered for the rest
+    of the process.
+
+    Args:
+      dtype: of the matrices, floating or complex.  As everywhere in JAX, ``float`` is float64 if
+        ``jax_enable_x64`` is set, else float32.
+      device: by default the one on which JAX would compute.
+
+    Returns:
+      The :class:`Roofline`.
+
+    Raises:
+      TypeError: if ``dtype`` is not floating or complex.
+
+    >>> import jaxmagma as jm
+    >>> ceilings = jm.roofline("float32")
+    >>> ceilings.seconds(nbytes=1e9, flops=0) == 1e9 / ceilings.bytes_per_second
+    True
+    """
+    known = jax.dtypes.canonicalize_dtype(dtype)
+    if not jnp.issubdtype(known, jnp.inexact):
+        raise TypeError(f"roofline: dtype {known} is neither floating nor complex")
     # The caller may be in the middle of tracing a function.
-    with jax.default_device(device), jax.ensure_compile_time_eval():
-        values = jnp.linspace(0, 1, count, dtype=real).astype(dtype)
-        matrix = jnp.linspace(-1, 1, order * order, dtype=real).astype(dtype)
-        matrix = matrix.reshape(order, order)
-        # Negation moves what a copy moves, and XLA does not optimise it away.
-        copy = _time(jax.jit(jnp.negative), values)
-        product = _time(jax.jit(lambda x: jnp.matmul(x, x, precision="highest")), matrix)
-    complex_factor = 4 if jnp.issubdtype(dtype, jnp.complexfloating) else 1
-    return Roofline(2 * values.nbytes / copy, complex_factor * 2 * order**3 / product)
+    with jax.ensure_compile_time_eval():
+        device = device or min(jnp.zeros(()).devices(), key=lambda x: x.id)
+        with jax.default_device(device):
+            return Roofline(_copy_rate(device), _product_rate(device, known))
 
 
-def _time(function: Callable[[jax.Array], jax.Array], argument: jax.Array) -> float:
-    """Median seconds of a call, of several."""
-    function(argument).block_until_ready()
-    times = []
-    for _ in range(5):
+@functools.cache
+def _copy_rate(device: jax.Device) -> float:
+    on_cpu = device.platform == "cpu"
+    nbytes = 1 << 27 if on_cpu else 1_600_000_000
+    memory = device.memory_stats() or {}
+    if "bytes_limit" in memory:
+        nbytes = min(nbytes, (memory["bytes_limit"] - memory["bytes_in_use"]) // 4)
+    values = jax.random.bits(jax.random.key(0), (max(1, nbytes // 4),), jnp.uint32)
+    # Which of the two is faster depends on the device: one is its driver's, the other XLA's.
+    seconds = [_time(jax.jit(copy), values) for copy in (jnp.copy, jnp.negative)]
+    if on_cpu:  # XLA's results are new pages of memory at each call; a loop in C would reuse them.
+        seconds.append(_threaded_copy(np.asarray(values)))
+    return 2 * values.nbytes / min(seconds)
+
+
+@functools.cache
+def _product_rate(device: jax.Device, dtype: np.dtype) -> float:
+    order = 1024 if device.platform == "cpu" else 8192
+    # Random numbers: a GPU multiplies simple ones with less power, hence at a higher clock.
+    matrix = jax.random.normal(jax.random.key(0), (order, order), dtype)
+    seconds = _time(jax.jit(functools.partial(jnp.matmul, precision="highest")), matrix, matrix)
+    return (8 if jnp.issubdtype(dtype, jnp.complexfloating) else 2) * order**3 / seconds
+
+
+def _time(function: Callable[..., jax.Array], *arguments: jax.Array) -> float:
+    """Median seconds of a call, of several rounds; so many calls in a round that waiting is free."""
+
+    def one_round(calls: int) -> float:
         start = time.perf_counter()
-        function(argument).block_until_ready()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+        results: Sequence[Any] = [function(*arguments) for _ in range(calls)][-1:]
+        jax.block_until_ready(results)
+        return (time.perf_counter() - start) / calls
+
+    jax.block_until_ready((arguments, function(*arguments)))
+    calls = max(1, min(16, round(0.02 / one_round(1))))
+    return statistics.median(one_round(calls) for _ in range(5))
+
+
+def _threaded_copy(source: np.ndarray) -> float:
+    """Seconds of memcpy, on as many of one to eight threads as are best."""
+    target, best = np.empty_like(source), float("inf")
+    for threads in (1, 2, 4, 8):
+        parts = list(zip(*(np.array_split(a, threads) for a in (target, source)), strict=True))
+        with concurrent.futures.ThreadPoolExecutor(threads) as executor:
+            for _ in range(3):
+                start = time.perf_counter()
+                list(executor.map(lambda pair: np.copyto(*pair), parts))
+                best = min(best, time.perf_counter() - start)
+    return best

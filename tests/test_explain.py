@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AxisType
 
 import jaxmagma as jm
-from jaxmagma import lowering, roofline
+from jaxmagma import lowering
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.roofline import Roofline
 from tests.jaxprs import compilations
@@ -30,7 +30,7 @@ U = jax.ShapeDtypeStruct((ELEMENTS, 3, 3), np.float64)
 @pytest.fixture(autouse=True)
 def no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ceilings that make times easy to predict: a byte a second, and two operations."""
-    monkeypatch.setattr(roofline, "measure", lambda device, dtype: Roofline(1.0, 2.0))
+    monkeypatch.setattr(explain_module, "roofline", lambda dtype, device: Roofline(1.0, 2.0))
 
 
 def explain(target: Any, *arguments: Any, **options: Any) -> Any:
@@ -343,13 +343,23 @@ def test_roofline_is_the_larger_of_two_times() -> None:
     assert ceilings.seconds(20, 300) == 3.0
 
 
-def test_ceilings_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    device = jax.devices()[0]
-    inside = []
+def test_ceilings_are_measured_once() -> None:
+    inside: list[Roofline] = []
     # The first time in the middle of tracing a function.
-    jax.make_jaxpr(lambda: inside.append(roofline.measure(device, np.dtype(np.float32))))()
-    (found,) = inside
-    assert found.bytes_per_second > 1e6
-    assert found.flops_per_second > 1e6
-    assert roofline.measure(device, np.dtype(np.float32)) is found
+    jax.make_jaxpr(lambda: inside.append(jm.roofline(np.float32, jax.devices()[0])))()
+    assert inside[0].bytes_per_second > 1e6
+    assert inside[0].flops_per_second > 1e6
+    assert jm.roofline("float32") == inside[0]
+
+
+def test_ceilings_of_integers() -> None:
+    with pytest.raises(TypeError, match="dtype int32"):
+        jm.roofline("int32")
+
+
+def test_complex_operations_are_several_real_ones() -> None:
+    real, other = (
+        explain("eij,ejk->eik", *[jax.ShapeDtypeStruct((ELEMENTS, 3, 3), dtype)] * 2)
+        for dtype in (np.float64, np.complex128)
+    )
+    assert other.flops == 4 * real.flops
