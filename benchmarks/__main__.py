@@ -1,158 +1,215 @@
-"""Time ``jm.einsum`` against ``jnp.einsum`` on this machine.
+"""Time jaxmagma on this machine, against its ceilings and against plain JAX.
 
 Effective GB/s is the least traffic of an operation (each input read once, each output written
 once) over the median time of a call; "% copy" compares it with a copy measured in the same run,
-"% roof" with the larger of traffic at copy speed and flops at the speed of a large matrix product.
+"% roof" with the larger of traffic at copy speed and flops at the speed of a large matrix product
+of the same dtype. "jnp" and "vmap" are how many times faster it is than jnp.einsum, and than
+jax.vmap of a function of one element written by hand. "goal" is what this library sets out to
+reach; the cases that fall short of it are listed at the end.
 """
 
 import argparse
 import math
+import os
 import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 import jaxmagma as jm
-from benchmarks import cases, measure, report
+from benchmarks import cases, first_call, goals, measure, report
+from benchmarks.record import Result, Run, last_level_cache, machine
 from benchmarks.workloads import Workload
 
 
+PEERS = ("jnp", "vmap")
+
+
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    suites = "\n".join(
+        f"  {name:<14}{(suite.__doc__ or '').splitlines()[0]}"
+        for name, suite in cases.SUITES.items()
+    )
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description=__doc__,
+        epilog=f"suites:\n{suites}\n  first-call    A program's first call, cold and from disk.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--suite", choices=("cpu", "gpu", "all"), help="default: the platform's")
+    parser.add_argument(
+        "--suite",
+        nargs="+",
+        choices=(*cases.SUITES, "first-call"),
+        help="default: overview on a GPU, cpu on a CPU",
+    )
     parser.add_argument("--cases", default="", metavar="REGEX", help="only cases that match")
     parser.add_argument("--platform", choices=("cpu", "gpu"), help="default: the one JAX picks")
+    parser.add_argument("--one-core", action="store_true", help="use one CPU core only")
+    parser.add_argument(
+        "--peers", nargs="*", choices=PEERS, default=PEERS, help="what to compare with"
+    )
+    parser.add_argument(
+        "--no-peer", dest="peers", action="store_const", const=(), help="compare with nothing"
+    )
     parser.add_argument("--quick", action="store_true", help="small arrays, few rounds")
     parser.add_argument("--megabytes", type=float, help="size of a case (cpu: 48, gpu: 1500)")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**31, help="of the inputs")
     parser.add_argument(
-        "--limit", type=float, metavar="SECONDS", help="start no case after this (gpu: 150)"
+        "--limit", type=float, default=math.inf, metavar="SECONDS", help="start no case after this"
     )
-    parser.add_argument("--check", action="store_true", help="compare with extended precision, too")
+    parser.add_argument("--threads", type=int, help="that compile; default: one per core, 16")
     parser.add_argument("--list", action="store_true", help="list the cases and stop")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the results")
+    parser.add_argument("--plot", type=Path, metavar="FOLDER", help="draw the results")
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
     args = arguments(argv)
+    if args.one_core:  # before JAX starts its threads
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     if args.platform:
         jax.config.update("jax_platforms", {"cpu": "cpu", "gpu": "cuda,cpu"}[args.platform])
     jax.config.update("jax_enable_x64", True)
 
     started = time.perf_counter()
     gpu = measure.on_gpu()
-    suite = args.suite or ("gpu" if gpu else "cpu")
+    suites = args.suite or (["overview"] if gpu else ["cpu"])
     # On CPU a case is small enough for the allocator to hand its memory out again (glibc does below
     # 32 MB); beyond that, every call also pays for the kernel's clearing of fresh pages.
     megabytes = args.megabytes or (1500 if gpu else 48) / (8 if args.quick else 1)
-    workloads = cases.build(suite, megabytes * 1e6, args.cases)
-    if args.list or not workloads:
+    named = [s for s in suites if s != "first-call"]
+    workloads = cases.build(named, megabytes * 1e6, args.cases)
+    if args.list or not (workloads or "first-call" in suites):
         print("\n".join(w.name for w in workloads) or f"no case matches {args.cases!r}")
         return 0 if workloads else 2
 
-    seconds = (0.2 if args.quick else 0.4) if gpu else (0.3 if args.quick else 2.0)
-    effort = measure.Effort(seconds, least=3, most=5 if args.quick else 21)
-    limit = args.limit or (150 if gpu and suite == "gpu" else math.inf)
-    beyond_caches = 512e6 if gpu else 4 * report.last_level_cache()
-
-    facts = report.machine()
-    print(
-        f"{facts['device']} ({facts['platform']}), {facts['cores']} CPU cores, "
-        f"jax {facts['versions']['jax']}, jaxmagma {facts['versions']['jaxmagma']}"
-    )
-    pool = measure.Pool(megabytes * 1e6, args.seed)
-    ceilings = measure.ceilings(2 * beyond_caches, effort)
-    print(
-        f"copy {ceilings.copy / 1e9:.1f} GB/s, float64 matrix product "
-        f"{ceilings.flops / 1e9:.0f} GFLOP/s, {megabytes:.0f} MB a case\n\n{report.HEADER}"
-    )
-
-    results, wrong, left_out = [], [], []
-    for workload in workloads:
-        if time.perf_counter() - started > limit:
-            left_out.append(workload.name)
-            continue
-        outcome = run_case(workload, pool, effort, beyond_caches, extended=args.check)
-        results.append(outcome)
-        print(report.line(outcome, ceilings), flush=True)
-        if not outcome.error < measure.TOLERANCE[workload.dtype]:
-            wrong.append(outcome.case)
-
-    print(f"\n{len(results)} cases in {time.perf_counter() - started:.0f} s")
-    if left_out:
-        print(f"left out after {limit:.0f} s: {' '.join(left_out)}")
-    if args.json:
-        settings = {
-            "suite": suite,
+    seconds = (0.05 if args.quick else 0.1) if gpu else (0.2 if args.quick else 1.0)
+    effort = measure.Effort(seconds, least=3, most=5 if args.quick else 15)
+    run = Run(
+        machine(),
+        {
+            "suites": suites,
             "cases": args.cases,
+            "peers": list(args.peers),
             "megabytes": megabytes,
             "seed": args.seed,
             "effort": asdict(effort),
-            "left_out": left_out,
-        }
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(report.as_json(results, ceilings, settings))
-    if args.plot and results:
-        report.plot(args.plot, results, ceilings, f"{facts['device']}, float64")
-    if wrong:
-        print(f"WRONG RESULTS: {' '.join(wrong)}", file=sys.stderr)
-        return 1
-    return 0
+        },
+    )
+    facts = run.machine
+    print(
+        f"{facts['device']} ({facts['platform']}), driver {facts['driver']}, {facts['cores']} CPU "
+        f"cores, jax {facts['versions']['jax']}, jaxmagma {facts['versions']['jaxmagma']} "
+        f"{facts['commit']}, {facts['date']}"
+    )
+    if workloads:
+        _measure_cases(run, workloads, args, effort, megabytes, started)
+    if "first-call" in suites:
+        run.first_calls = first_call.measure()
+    if args.json:
+        run.save(args.json)
+    print("\n".join(report.closing(run)))
+    print(f"{len(run.results)} cases in {time.perf_counter() - started:.0f} s")
+    if args.plot:
+        report.plot(args.plot, run)
+    return 1 if run.failures else 0
+
+
+def _measure_cases(
+    run: Run,
+    workloads: list[Workload],
+    args: argparse.Namespace,
+    effort: measure.Effort,
+    megabytes: float,
+    started: float,
+) -> None:
+    beyond_caches = 512e6 if measure.on_gpu() else 4 * last_level_cache()
+    ceilings = {dtype: jm.roofline(dtype) for dtype in dict.fromkeys(w.dtype for w in workloads)}
+    for dtype, ceiling in ceilings.items():
+        print(
+            f"copy {ceiling.bytes_per_second / 1e9:.1f} GB/s, {dtype} matrix product "
+            f"{ceiling.flops_per_second / 1e12:.4g} TFLOP/s"
+        )
+    pool = measure.Pool(megabytes * 1e6, args.seed)
+    print(f"{megabytes:.0f} MB a case\n\n{report.HEADER}", flush=True)
+
+    threads = args.threads or min(16, run.machine["cores"])
+    batch = 4 * threads  # compiled side by side, then timed one by one
+    for first in range(0, len(workloads), batch):
+        if time.perf_counter() - started > args.limit:
+            left_out = [w.name for w in workloads[first:]]
+            print(f"left out after {args.limit:.0f} s: {' '.join(left_out)}")
+            break
+        some = workloads[first : first + batch]
+        for workload, prepared in zip(
+            some, measure.prepare_all(some, pool, args.peers, threads), strict=True
+        ):
+            try:
+                if isinstance(prepared, Exception):
+                    raise prepared
+                result = run_case(prepared, pool, effort, beyond_caches, ceilings, run)
+            except Exception as exception:  # the other cases are still worth measuring
+                run.failures[workload.name] = measure.reason(exception)
+                print(f"{workload.name:<26}FAILED: {run.failures[workload.name]}", flush=True)
+                continue
+            run.results[result.case] = result
+            print(report.line(result, goals.judge(result, run.results)), flush=True)
+        if args.json:  # so that a run that is cut short leaves what it has
+            run.save(args.json)
+
+
+class WrongResult(Exception):
+    """What is timed does not compute what it should."""
 
 
 def run_case(
-    workload: Workload,
+    prepared: measure.Prepared,
     pool: measure.Pool,
     effort: measure.Effort,
     beyond_caches: float,
-    *,
-    extended: bool,
-) -> report.Result:
-    """Checks the two ways against each other, then times them."""
-    ways: dict[str, Any] = (
-        {"jnp": jax.vmap, "jm": jm.fuse} if workload.fused else {"jnp": jnp.einsum, "jm": jm.einsum}
-    )
-    fns = {name: jax.jit(workload.make(way)) for name, way in ways.items()}
-    sets = pool.sets(workload, beyond_caches)
-    started = time.perf_counter()
-    compiles, values = {}, {}
-    for name, fn in fns.items():
-        values[name] = jax.block_until_ready(fn(*sets[0]))
-        compiles[name] = time.perf_counter() - started
-        started = time.perf_counter()
-    if measure.on_gpu() and workload.dtype in ("float32", "complex64"):
-        # By default XLA rounds the operands of a product to tf32 there; jaxmagma does not.
-        with jax.default_matmul_precision("highest"):
-            values["jnp"] = jax.block_until_ready(fns["jnp"](*sets[0]))
-    error = measure.error(values["jm"], values["jnp"])
-    exact = measure.extended(workload, sets[0]) if extended else None
-    extended_error = exact is not None and {
-        name: measure.error_against(exact, value) for name, value in values.items()
-    }
-    del values
-    timings = measure.compare(fns, sets, effort)
-    return report.Result(
+    ceilings: dict[str, jm.Roofline],
+    run: Run,
+) -> Result:
+    """Checks the result, against extended precision and against each peer, then times all."""
+    workload, fns = prepared.workload, dict(prepared.fns)
+    sets = pool.sets(workload, prepared.cut, beyond_caches)
+    value = fns["jm"](*sets[0])
+    exact_error = error = None
+    if prepared.first_rows:
+        rows, of_value = prepared.first_rows(list(sets[0]), value)
+        exact_error = measure.error_against(measure.extended(workload, rows), of_value)
+        if not exact_error < measure.TOLERANCE[workload.dtype]:
+            raise WrongResult(f"error {exact_error:.0e} against extended precision")
+    for peer in [name for name in fns if name != "jm"]:
+        try:
+            wanted = jax.block_until_ready(fns[peer](*sets[0]))
+        except Exception as exception:  # out of memory, say
+            print(f"{workload.name}: {peer} left out, {measure.reason(exception)}", flush=True)
+            del fns[peer]
+            continue
+        error = max(error or 0.0, float(prepared.difference(value, wanted)))
+        del wanted
+        if not error < measure.tolerance(workload.dtype):
+            raise WrongResult(f"error {error:.0e} against {peer}")
+    del value
+    ceiling = ceilings[workload.dtype]
+    return Result(
         workload.name,
         workload.dtype,
         workload.shapes,
         workload.least_bytes,
-        workload.flops,
-        timings["jm"],
-        timings["jnp"],
-        compiles["jm"],
-        compiles["jnp"],
+        workload.real_flops,
+        ceiling.bytes_per_second,
+        ceiling.flops_per_second,
+        measure.compare(fns, sets, effort),
         error,
-        extended_error or None,
+        exact_error,
+        run.machine["platform"],
+        run.machine["device"],
+        run.machine["cores"],
     )
 
 

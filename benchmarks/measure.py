@@ -1,16 +1,20 @@
-"""Timing of several functions on the same random inputs, and the ceilings of the machine.
+"""Timing of several functions on the same random inputs.
 
 Inputs are slices of one pool of random numbers, made on the device. A function runs on several
 sets of inputs in turn, enough of them that none is still in a cache when its turn comes again.
 Functions that are compared run alternately, and the medians are compared.
+
+Everything that a case runs is compiled beforehand, so that the cases ahead can be compiled side by
+side while nothing is timed.
 """
 
-import concurrent.futures
+import functools
 import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,45 +22,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.workloads import Workload
+from benchmarks.record import Timing
+from benchmarks.workloads import Function, Workload
 
 
-Function = Callable[..., Any]
 Inputs = tuple[jax.Array, ...]
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: seconds for each case, and the least and most rounds."""
+    """How long to time each function: seconds, and the least and most rounds."""
 
     seconds: float
     least: int
     most: int
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Seconds for one call, over the rounds measured."""
-
-    median: float
-    best: float
-    quartiles: tuple[float, float]
-    calls: int
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    """What this device reached in this run: bytes and float64 operations in a second."""
-
-    copies: dict[str, float]
-    flops: float
-
-    @property
-    def copy(self) -> float:
-        return max(self.copies.values())
-
-    def seconds(self, least_bytes: float, flops: float) -> float:
-        return max(least_bytes / self.copy, flops / self.flops)
 
 
 def on_gpu() -> bool:
@@ -77,32 +56,101 @@ class Pool:
         self.values = draw(jax.random.key(seed)).block_until_ready()
         self._offset = 0
 
-    def cut(self, shape: Sequence[int], dtype: str) -> jax.Array:
+    def cutter(self, workload: Workload) -> Function:
+        """Makes a workload's inputs of the pool, from an offset on."""
+
+        def cut(values: jax.Array, offset: jax.Array) -> Inputs:
+            return tuple(
+                self._cut(values, offset + 1_000_003 * k, shape, workload.dtype)
+                for k, shape in enumerate(workload.shapes)
+            )
+
+        return cut
+
+    def _cut(
+        self, values: jax.Array, offset: jax.Array, shape: Sequence[int], dtype: str
+    ) -> jax.Array:
         real = np.dtype(dtype).kind != "c"
         count = math.prod(shape) * (1 if real else 2)
+        # An argument larger than the pool repeats it.
+        chunk = min(count, self.size)
+        part = jax.lax.dynamic_slice_in_dim(values, offset % max(1, self.size - count), chunk)
+        part = jnp.resize(part, (count,)) if count > chunk else part
+        if not real:
+            part = jax.lax.complex(*jnp.split(part, 2))
+        return part.astype(dtype).reshape(tuple(shape))
 
-        @jax.jit
-        def take(values: jax.Array, offset: jax.Array) -> jax.Array:
-            # An argument larger than the pool repeats it.
-            chunk = min(count, self.size)
-            part = jax.lax.dynamic_slice_in_dim(values, offset, chunk)
-            part = jnp.resize(part, (count,)) if count > chunk else part
-            if not real:
-                part = jax.lax.complex(*jnp.split(part, 2))
-            return part.astype(dtype).reshape(tuple(shape))
-
-        room = max(1, self.size - count)
-        offset, self._offset = self._offset % room, self._offset + 1_000_003
-        return take(self.values, jnp.asarray(offset))
-
-    def inputs(self, workload: Workload) -> Inputs:
-        return tuple(self.cut(shape, workload.dtype) for shape in workload.shapes)
-
-    def sets(self, workload: Workload, beyond_caches: float) -> list[Inputs]:
+    def sets(self, workload: Workload, cut: Function, beyond_caches: float) -> list[Inputs]:
         """As many sets of inputs as exceed every cache together."""
         one = max(1, workload.input_bytes)
-        count = max(1, min(32, math.ceil(beyond_caches / one)))
-        return [self.inputs(workload) for _ in range(count)]
+        count = 1 if workload.in_cache else max(1, min(32, math.ceil(beyond_caches / one)))
+        found = []
+        for _ in range(count):
+            self._offset += 7_000_003
+            found.append(cut(self.values, jnp.asarray(self._offset)))
+        return found
+
+
+# ---- Compiling -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A workload with everything compiled that measuring it needs."""
+
+    workload: Workload
+    cut: Function
+    fns: dict[str, Function]  # "jm", and those of its peers that compile
+    first_rows: Function | None  # of inputs and result; None where numpy cannot compute them
+    difference: Function
+
+
+ROWS = 2  # compared with extended precision
+
+
+def prepare(workload: Workload, pool: Pool, peers: Sequence[str]) -> Prepared | Exception:
+    """Compiles jaxmagma's function, the peers', and what surrounds them."""
+    inputs = [jax.ShapeDtypeStruct(s, workload.dtype) for s in workload.shapes]
+    try:
+        functions = workload.functions()
+        cut = _compile(pool.cutter(workload), pool.values, jnp.asarray(0))
+        lowered = jax.jit(functions["jm"]).lower(*inputs)
+        result = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), lowered.out_info)
+        fns: dict[str, Function] = {"jm": lowered.compile()}
+        numpy_can = workload.leading and workload.batched is not None
+        rows = functools.partial(_first_rows, workload.shared)
+        first_rows = _compile(rows, inputs, result) if numpy_can else None
+        difference = _compile(_difference, result, result)
+    except Exception as exception:
+        return exception
+    for name in peers:
+        if name in functions:
+            try:
+                fns[name] = _compile(functions[name], *inputs)
+            except Exception as exception:
+                print(f"{workload.name}: {name} left out, {reason(exception)}", flush=True)
+    return Prepared(workload, cut, fns, first_rows, difference)
+
+
+def _first_rows(shared: Sequence[bool], inputs: Any, result: Any) -> Any:
+    cut = [x if whole else x[:ROWS] for x, whole in zip(inputs, shared, strict=True)]
+    return cut, result[:ROWS]
+
+
+def prepare_all(
+    workloads: Sequence[Workload], pool: Pool, peers: Sequence[str], threads: int
+) -> list[Prepared | Exception]:
+    with ThreadPoolExecutor(threads) as executor:
+        return list(executor.map(lambda w: prepare(w, pool, peers), workloads))
+
+
+def _compile(fn: Function, *args: Any) -> Function:
+    compiled: Function = jax.jit(fn).lower(*args).compile()
+    return compiled
+
+
+def reason(exception: Exception) -> str:
+    return f"{type(exception).__name__}: {str(exception).splitlines()[0] if str(exception) else ''}"
 
 
 # ---- Timing ----------------------------------------------------------------------------------
@@ -121,25 +169,28 @@ def _run(fn: Function, inputs: Iterator[Inputs], calls: int) -> float:
 
 
 def compare(fns: Mapping[str, Function], sets: list[Inputs], effort: Effort) -> dict[str, Timing]:
-    """Times jitted functions alternately; each has been compiled for these inputs."""
+    """Times compiled functions alternately; each gets the seconds of ``effort``."""
     inputs = {name: itertools.cycle(sets) for name in fns}
     calls = {}
     # Many calls make the time of one dispatch, and of waiting at the end, disappear.
-    enough = 0.02 if on_gpu() else 0.002
+    enough = 0.015 if on_gpu() else 0.002
     for name, fn in fns.items():
         once = min(_run(fn, inputs[name], 1) for _ in range(2))
         calls[name] = max(1, min(1000, math.ceil(enough / once)))
-        if on_gpu():  # The first estimate held one dispatch and one wait per call.
+        if on_gpu() and calls[name] > 1:  # The first estimate held a dispatch and a wait per call.
             once = _run(fn, inputs[name], calls[name])
             calls[name] = max(1, min(1000, math.ceil(enough / once)))
 
     seconds: dict[str, list[float]] = {name: [] for name in fns}
-    deadline = time.perf_counter() + effort.seconds
+
+    def wanted(name: str) -> bool:
+        spent = sum(seconds[name]) * calls[name]
+        rounds = len(seconds[name])
+        return rounds < effort.least or (rounds < effort.most and spent < effort.seconds)
+
     for done in range(effort.most):
-        if done >= effort.least and time.perf_counter() > deadline:
-            break
         # Each goes first in half of the rounds.
-        for name in list(fns)[:: 1 if done % 2 else -1]:
+        for name in [n for n in fns if wanted(n)][:: 1 if done % 2 else -1]:
             seconds[name].append(_run(fns[name], inputs[name], calls[name]))
     return {name: _timing(seconds[name], calls[name]) for name in fns}
 
@@ -154,10 +205,17 @@ def _timing(seconds: list[float], calls: int) -> Timing:
 # ---- Correctness -----------------------------------------------------------------------------
 
 TOLERANCE = {"float64": 1e-12, "float32": 1e-4, "complex128": 1e-12, "complex64": 1e-4}
+# By default XLA rounds the operands of a product to tf32 on a GPU; jaxmagma does not.
+TF32_TOLERANCE = 2e-2
 
 
-@jax.jit
-def _error(got: Any, wanted: Any) -> jax.Array:
+def tolerance(dtype: str) -> float:
+    """Of jaxmagma against what plain JAX computes with its default precision."""
+    rounded = on_gpu() and dtype in ("float32", "complex64")
+    return TF32_TOLERANCE if rounded else TOLERANCE[dtype]
+
+
+def _difference(got: Any, wanted: Any) -> jax.Array:
     """The largest difference, relative to the largest value."""
 
     def one(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -171,56 +229,23 @@ def _error(got: Any, wanted: Any) -> jax.Array:
 
 def error(got: Any, wanted: Any) -> float:
     shapes = [[(a.shape, a.dtype) for a in jax.tree.leaves(x)] for x in (got, wanted)]
-    return math.inf if shapes[0] != shapes[1] else float(_error(got, wanted))
+    return math.inf if shapes[0] != shapes[1] else float(jax.jit(_difference)(got, wanted))
 
 
-def extended(workload: Workload, args: Inputs, rows: int = 16) -> np.ndarray | None:
-    """The first rows of the result, in extended precision; None where they need all inputs."""
-    if not workload.leading:
-        return None
-
-    def einsum(spec: str, *operands: np.ndarray) -> np.ndarray:
-        path = "optimal" if len(operands) > 2 else False
-        return np.asarray(np.einsum(spec, *operands, optimize=path))
-
+def extended(workload: Workload, first_rows: Sequence[jax.Array]) -> np.ndarray:
+    """The result for the first elements alone, in extended precision."""
+    assert workload.leading and workload.batched is not None
     wide = np.clongdouble if np.dtype(workload.dtype).kind == "c" else np.longdouble
-    cut = [
-        np.asarray(a if shared else a[:rows]).astype(wide)
-        for a, shared in zip(args, workload.shared, strict=True)
-    ]
-    return np.asarray(workload.make(einsum)(*cut))
+    function = workload.batched(numpy_einsum)
+    return np.asarray(function(*(np.asarray(x).astype(wide) for x in first_rows)))
+
+
+def numpy_einsum(spec: str, *operands: np.ndarray) -> np.ndarray:
+    path = "greedy" if len(operands) > 2 else False
+    return np.asarray(np.einsum(spec, *operands, optimize=path))
 
 
 def error_against(exact: np.ndarray, got: jax.Array) -> float:
-    """Of the first rows, relative to their largest value."""
-    gap = np.abs(np.asarray(got[: len(exact)]).astype(exact.dtype) - exact)
+    """Relative to the largest value."""
+    gap = np.abs(np.asarray(got).astype(exact.dtype) - exact)
     return float(np.max(gap) / np.max(np.abs(exact)))
-
-
-# ---- Ceilings --------------------------------------------------------------------------------
-
-
-def ceilings(beyond_caches: float, effort: Effort) -> Ceilings:
-    x = jnp.arange(int(beyond_caches) // 8, dtype=jnp.float64)
-    copies = {"copy": jax.jit(jnp.copy), "negate": jax.jit(jnp.negative)}
-    seconds = {name: t.median for name, t in compare(copies, [(x,)], effort).items()}
-    if not on_gpu():
-        # XLA's results are new pages of memory at each call; a loop in C would reuse them.
-        seconds["memcpy"] = _threaded_copy(np.asarray(x))
-    n = 4096 if on_gpu() else 1024
-    square = jnp.full((n, n), 1.0) + x[:n]
-    gemm = compare({"gemm": jax.jit(jnp.matmul)}, [(square, square)], effort)["gemm"].best
-    return Ceilings({name: 2 * x.nbytes / t for name, t in seconds.items()}, 2 * n**3 / gemm)
-
-
-def _threaded_copy(source: np.ndarray) -> float:
-    """Seconds of memcpy, on as many of one to eight threads as are best."""
-    target, best = np.empty_like(source), math.inf
-    for threads in (1, 2, 4, 8):
-        parts = list(zip(*(np.array_split(a, threads) for a in (target, source)), strict=True))
-        with concurrent.futures.ThreadPoolExecutor(threads) as executor:
-            for _ in range(5):
-                start = time.perf_counter()
-                list(executor.map(lambda pair: np.copyto(*pair), parts))
-                best = min(best, time.perf_counter() - start)
-    return best

@@ -1,226 +1,427 @@
-"""What a run leaves behind: lines on the terminal, a JSON file, a plot."""
+"""Tables and plots of results.
 
-import importlib.metadata
-import json
-import os
-import platform
+``python -m benchmarks.report FILE... --plot FOLDER`` prints and draws what some JSON files say, and
+``--update PAGE...`` renders anew the tables of Markdown pages. Such a table stands between
+
+    <!-- table NAME FILE... -->
+    <!-- end -->
+
+where NAME is one of those in ``TABLES`` and FILE is relative to ``benchmarks/results``.
+"""
+
+import argparse
 import re
-import subprocess
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
+from benchmarks import goals
+from benchmarks.goals import Verdict
+from benchmarks.record import Result, Run, geometric_mean, together
 
-from benchmarks.measure import Ceilings, Timing
 
-
-@dataclass(frozen=True)
-class Result:
-    """One case: jaxmagma against jnp on the same inputs."""
-
-    case: str
-    dtype: str
-    shapes: tuple[tuple[int, ...], ...]
-    least_bytes: int
-    flops: int
-    jm: Timing
-    jnp: Timing
-    jm_compile: float  # seconds of the first call
-    jnp_compile: float
-    error: float  # of jaxmagma against jnp, relative to the largest value
-    extended_error: dict[str, float] | None  # of each against extended precision
-
-    @property
-    def speedup(self) -> float:
-        return self.jnp.median / self.jm.median
-
-    @property
-    def bandwidth(self) -> float:
-        return self.least_bytes / self.jm.median
-
-    def of_copy(self, ceilings: Ceilings) -> float:
-        return self.bandwidth / ceilings.copy
-
-    def of_roofline(self, ceilings: Ceilings) -> float:
-        return ceilings.seconds(self.least_bytes, self.flops) / self.jm.median
+RESULTS = Path(__file__).parent / "results"
 
 
 # ---- Terminal --------------------------------------------------------------------------------
 
 HEADER = (
-    f"{'case':<28}{'jnp ms':>10}{'jm ms':>10}{'GB/s':>8}{'% copy':>8}{'% roof':>8}"
-    f"{'speed-up':>10}{'error':>9}"
+    f"{'case':<26}{'ms':>9}{'GB/s':>8}{'TFLOP/s':>9}{'% copy':>8}{'% roof':>8}{'jnp':>8}{'vmap':>8}"
+    f"{'error':>8}  goal"
 )
 
 
-def line(r: Result, ceilings: Ceilings) -> str:
-    text = (
-        f"{r.case:<28}{r.jnp.median * 1e3:>10.3f}{r.jm.median * 1e3:>10.3f}"
-        f"{r.bandwidth / 1e9:>8.1f}{r.of_copy(ceilings):>8.0%}{r.of_roofline(ceilings):>8.0%}"
-        f"{r.speedup:>9.2f}x{r.error:>9.0e}"
+def line(r: Result, verdict: Verdict | None) -> str:
+    def faster(peer: str) -> str:
+        ratio = r.speedup(peer)
+        return "" if ratio is None else f"{ratio:.2f}x"
+
+    worst = max((e for e in (r.error, r.exact_error) if e is not None), default=None)
+    goal = "" if verdict is None else verdict.goal + ("" if verdict.met else "  <- short")
+    return (
+        f"{r.case:<26}{r.seconds * 1e3:>9.3f}{r.bandwidth / 1e9:>8.1f}"
+        f"{r.flops_per_second / 1e12:>9.3g}{r.of_copy:>8.1%}{r.of_roofline:>8.1%}"
+        f"{faster('jnp'):>8}{faster('vmap'):>8}{'' if worst is None else f'{worst:.0e}':>8}  {goal}"
     )
-    if r.extended_error:
-        text += "  against extended: " + ", ".join(
-            f"{k} {v:.0e}" for k, v in r.extended_error.items()
+
+
+def closing(run: Run) -> Iterator[str]:
+    """What all cases together come to, and which ones fall short."""
+    yield ""
+    judged = list(_judged(run))
+    short = [(r, v) for r, v in judged if not v.met]
+    if judged:
+        yield f"{len(judged) - len(short)} of {len(judged)} cases with a goal reach it"
+    for r, verdict in short:
+        yield f"  {r.case:<26}{verdict.reached:>14}, goal {verdict.goal}"
+    yield from goals.overall(run.results)
+    for call in run.first_calls:
+        yield (
+            f"first call of {call.case}: {call.cold:.2f} s cold, {call.cached * 1e3:.0f} ms "
+            f"with its kernel on disk (goal {goals.FIRST_CALL_SECONDS['cold']:g} s and "
+            f"{goals.FIRST_CALL_SECONDS['cached'] * 1e3:.0f} ms); jnp.einsum {call.jnp:.2f} s"
         )
-    return text
+    for case, reason in run.failures.items():
+        yield f"FAILED: {case}: {reason}"
 
 
-# ---- JSON ------------------------------------------------------------------------------------
+def _judged(run: Run) -> Iterator[tuple[Result, Verdict]]:
+    for r in run.results.values():
+        verdict = goals.judge(r, run.results)
+        if verdict is not None:
+            yield r, verdict
 
 
-def machine() -> dict[str, Any]:
-    device = jax.devices()[0]
-    cpu = _cpu()
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "platform": device.platform,
-        "device": device.device_kind if device.platform == "gpu" else cpu,
-        "driver": _driver() if device.platform == "gpu" else None,
-        "cpu": cpu,
-        "cores": len(os.sched_getaffinity(0)),
-        "last_level_cache": last_level_cache(),
-        "os": platform.platform(),
-        "python": platform.python_version(),
-        "versions": {
-            name: importlib.metadata.version(name)
-            for name in ("jax", "jaxlib", "numpy", "jaxmagma")
-        },
-        "environment": {
-            name: os.environ[name] for name in ("XLA_FLAGS", "GLIBC_TUNABLES") if name in os.environ
-        },
-        "commit": _output(
-            "git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"
-        ),
-    }
+# ---- Tables ----------------------------------------------------------------------------------
 
 
-def _output(*command: str) -> str | None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
-def _driver() -> str | None:
-    return _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: (.*)", info.read_text()) if info.exists() else []
-    return names[0] if names else platform.machine()
-
-
-def last_level_cache() -> int:
-    """Bytes of the largest CPU cache; 32 MiB if unknown."""
-    sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
-    units = {"K": 1 << 10, "M": 1 << 20}
-    found = [s.read_text().strip() for s in sizes]
-    return max((int(s[:-1]) * units[s[-1]] for s in found if s[-1:] in units), default=32 << 20)
-
-
-def as_json(results: Sequence[Result], ceilings: Ceilings, settings: dict[str, Any]) -> str:
-    cases = [
-        asdict(r)
-        | {
-            "speedup": r.speedup,
-            "gigabytes_per_second": r.bandwidth / 1e9,
-            "gigaflops_per_second": r.flops / r.jm.median / 1e9,
-            "of_copy": r.of_copy(ceilings),
-            "of_roofline": r.of_roofline(ceilings),
-        }
-        for r in results
+def machine_table(run: Run) -> str:
+    m = run.machine
+    known = next(iter(run.results.values()), None)
+    rows = [
+        ("device", f"{m['device']}" + (f", driver {m['driver']}" if m["driver"] else "")),
+        ("host", f"{m['cores']} cores, {m['cpu']}"),
+        ("versions", ", ".join(f"{k} {v}" for k, v in m["versions"].items())),
+        ("commit, date", f"{m['commit']}, {m['date'][:10]}"),
     ]
-    record = {
-        "machine": machine(),
-        "settings": settings,
-        "ceilings": asdict(ceilings) | {"copy": ceilings.copy},
-        "cases": cases,
-    }
-    return json.dumps(record, indent=1) + "\n"
+    if known is not None:
+        rows.append(("copy", f"{known.copy / 1e9:.0f} GB/s"))
+    for dtype in dict.fromkeys(r.dtype for r in run.results.values()):
+        peak = next(r.peak for r in run.results.values() if r.dtype == dtype)
+        rows.append((f"{dtype} product", f"{peak / 1e12:.3g} TFLOP/s"))
+    return _table(("", ""), rows)
 
 
-# ---- Plot ------------------------------------------------------------------------------------
+def goals_table(run: Run) -> str:
+    """For each goal how many cases reach it, and the lowest one."""
+    groups: dict[tuple[str, str], list[tuple[Result, Verdict]]] = {}
+    for r, verdict in _judged(run):
+        groups.setdefault((_family(r), verdict.goal), []).append((r, verdict))
+    rows = []
+    for (family, goal), members in groups.items():
+        lowest, verdict = min(members, key=lambda m: float(re.sub("[^0-9.]", "", m[1].reached)))
+        met = sum(v.met for _, v in members)
+        rows.append(
+            (family, goal, f"{met} of {len(members)}", f"{verdict.reached}, {_size(lowest)}")
+        )
+    return _table(("case", "goal", "reached by", "lowest"), rows)
 
-PANELS = {
-    "bk1": "mass operator, bk1",
-    "bk1-traced": "bk1, traced bases",
-    "bk1-grad-ud": "gradient of bk1",
-    "interp3d": "interpolation, interp3d",
-    "chain": "two-dimensional mass, chain",
-    "bgemm": "batched matrix product, bgemm",
+
+def short_table(run: Run) -> str:
+    """The cases that do not reach their goal."""
+    rows = [
+        (r.case, v.reached, v.goal, f"{r.bandwidth / 1e9:.0f}", f"{r.of_roofline:.0%}")
+        for r, v in _judged(run)
+        if not v.met
+    ]
+    return _table(("case", "reached", "goal", "GB/s", "of roofline"), rows)
+
+
+def speed_table(run: Run) -> str:
+    """The range of each family's bandwidth, and how many times faster than plain JAX."""
+    rows = []
+    for family, members in _families(run).items():
+        numbers = [r.bandwidth / 1e9 for r in members]
+        sizes = f"{_size(members[0])} … {_size(members[-1])}" if len(members) > 1 else ""
+        rows.append(
+            (
+                f"{family} {sizes}".strip(),
+                _range(numbers, ".0f"),
+                _range([100 * r.of_roofline for r in members], ".0f"),
+                *(
+                    _range([s for r in members if (s := r.speedup(p))], ".3g")
+                    for p in ("jnp", "vmap")
+                ),
+            )
+        )
+    header = ("case", "GB/s", "% of roofline", "× jnp.einsum", "× jax.vmap")
+    return _table(header, rows)
+
+
+def mean_table(run: Run) -> str:
+    """Geometric means of the speed-ups, and the least, of each family."""
+    rows = []
+    for family, members in _families(run).items():
+        faster = {r.case: s for r in members if (s := r.speedup("jnp")) is not None}
+        if faster:
+            least = min(faster, key=faster.__getitem__)
+            rows.append(
+                (
+                    family,
+                    f"{geometric_mean(faster.values()):.1f}×",
+                    f"{faster[least]:.1f}×, {least.split('/')[1]}",
+                )
+            )
+    return _table(("case", "geometric mean over jnp.einsum", "least"), rows)
+
+
+def libceed_table(run: Run) -> str:
+    ratios = goals.over_libceed(run.results)
+    rows = [
+        (
+            case,
+            f"{run.results[case].bandwidth / 1e9:.0f}",
+            f"{run.results[case].bandwidth / 1e9 / ratio:.0f}",
+            f"{ratio:.2f}×",
+        )
+        for case, ratio in ratios.items()
+    ]
+    if ratios:
+        rows.append(("geometric mean", "", "", f"{geometric_mean(ratios.values()):.2f}×"))
+    return _table(("case", "jaxmagma GB/s", "libCEED GB/s", "ratio"), rows)
+
+
+def first_call_table(run: Run) -> str:
+    rows = [
+        (c.case, f"{c.cold:.2f} s", f"{c.cached * 1e3:.0f} ms", f"{c.jnp:.2f} s")
+        for c in run.first_calls
+    ]
+    return _table(("case", "cold", "kernel on disk", "jnp.einsum"), rows)
+
+
+def case_table(run: Run) -> str:
+    """Every case."""
+    rows = []
+    for r in run.results.values():
+        speedups = [r.speedup(peer) for peer in ("jnp", "vmap")]
+        rows.append(
+            (
+                r.case,
+                f"{r.bandwidth / 1e9:.0f}",
+                f"{r.flops_per_second / 1e12:.3g}",
+                f"{r.of_copy:.0%}",
+                f"{r.of_roofline:.0%}",
+                *("" if s is None else f"{s:.1f}×" for s in speedups),
+            )
+        )
+    header = ("case", "GB/s", "TFLOP/s", "of copy", "of roofline", "× jnp.einsum", "× jax.vmap")
+    return _table(header, rows)
+
+
+TABLES: dict[str, Callable[[Run], str]] = {
+    "machine": machine_table,
+    "goals": goals_table,
+    "short": short_table,
+    "speed": speed_table,
+    "mean": mean_table,
+    "libceed": libceed_table,
+    "first-call": first_call_table,
+    "cases": case_table,
 }
 
 
-def plot(path: Path, results: Sequence[Result], ceilings: Ceilings, title: str) -> None:
-    """Effective bandwidth over the size, one panel for each family, with the speed-ups."""
+def updated(page: str) -> str:
+    """A Markdown page with its tables rendered from the files that they name."""
+
+    def render(found: re.Match[str]) -> str:
+        name, *files = found["what"].split()
+        table = TABLES[name](together([Run.load(RESULTS / f) for f in files]))
+        return f"<!-- table {found['what']} -->\n{table}\n<!-- end -->"
+
+    return re.sub(r"<!-- table (?P<what>[^>]*?) -->\n.*?<!-- end -->", render, page, flags=re.S)
+
+
+def _family(r: Result) -> str:
+    return r.case.split("/")[0]
+
+
+def _size(r: Result) -> str:
+    size = r.case.split("/")[1]
+    return re.sub(r"^([pnk])(\d+)$", r"\1 = \2", size)
+
+
+def _families(run: Run) -> dict[str, list[Result]]:
+    found: dict[str, list[Result]] = {}
+    for r in run.results.values():
+        found.setdefault(_family(r), []).append(r)
+    return found
+
+
+def _range(values: Sequence[float], form: str) -> str:
+    if not values:
+        return ""
+    low, high = format(min(values), form), format(max(values), form)
+    return low if low == high else f"{low}–{high}"
+
+
+# ---- Plots -----------------------------------------------------------------------------------
+
+PANELS = {
+    "bk1": "mass operator, bk1",
+    "bk3": "diffusion, bk3",
+    "bk5": "collocated diffusion, bk5",
+    "bk1-grad": "gradient of bk1",
+    "bk3-grad": "gradient of bk3",
+    "interp3d": "interpolation, interp3d",
+    "chain": "two-dimensional mass, chain",
+    "chain-grad": "gradient of chain",
+    "bgemm": "batched matrix product, bgemm",
+}
+COLOURS = {"jm": "#0072b2", "jnp": "#d55e00", "vmap": "#999999"}
+NAMES = {"jm": "jaxmagma", "jnp": "jnp.einsum", "vmap": "jax.vmap by hand"}
+
+
+def plot(folder: Path, run: Run) -> None:
+    """Draws ``speed.png`` and ``roofline.png``, of the float64 cases."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    from matplotlib.ticker import FuncFormatter
 
     families: dict[str, list[tuple[int, Result]]] = {}
-    for r in results:
-        family, _, size = r.case.partition("/")
-        if family in PANELS and re.fullmatch(r"[pn]\d+", size):
-            families.setdefault(family, []).append((int(size[1:]), r))
+    for r in run.results.values():
+        size = re.fullmatch(r"[pn](\d+)", r.case.split("/")[1])
+        if _family(r) in PANELS and size:
+            families.setdefault(_family(r), []).append((int(size[1]), r))
     if not families:
-        raise ValueError("no case of this run belongs in the plot")
+        raise ValueError("no case of this run belongs in a plot")
+    shown = {f: sorted(families[f], key=lambda at: at[0]) for f in PANELS if f in families}
+    folder.mkdir(parents=True, exist_ok=True)
+    title = f"{run.machine['device']}, float64"
+    for name, draw in (("speed", _draw_speed), ("roofline", _draw_roofline)):
+        figure = draw(plt, shown)
+        figure.suptitle(title, fontsize=11)
+        figure.savefig(folder / f"{name}.png", dpi=150)
+        plt.close(figure)
+
+
+def _draw_speed(plt: Any, families: dict[str, list[tuple[int, Result]]]) -> Any:
+    """Effective bandwidth over the size, with the speed-ups over the fastest plain JAX."""
+    from matplotlib.ticker import FuncFormatter
 
     drawn = [r for points in families.values() for _, r in points]
-    lowest = min(r.least_bytes / max(r.jm.median, r.jnp.median) for r in drawn) / 1e9
+    copy = drawn[0].copy / 1e9
+    lowest = min(r.least_bytes / t.median for r in drawn for t in r.timings.values()) / 1e9
     columns = min(3, len(families))
     rows = -(-len(families) // columns)
     figure, axes = plt.subplots(
         rows,
         columns,
-        figsize=(4 * columns, 3 * rows),
+        figsize=(max(5, 4 * columns), 2.8 * rows + 0.6),
         squeeze=False,
         sharey=True,
         layout="constrained",
     )
-    for ax in axes.flat:
+    for ax in axes.flat[len(families) :]:
         ax.axis("off")
-    shown = [f for f in PANELS if f in families]
-    for ax, family in zip(axes.flat, shown, strict=False):
-        points = sorted(families[family], key=lambda point: point[0])
-        x = [size for size, _ in points]
-        ax.axis("on")
-        ax.axhline(ceilings.copy / 1e9, color="0.5", linestyle="--", linewidth=1, label="copy")
-        ax.plot(x, [r.bandwidth / 1e9 for _, r in points], "o-", color="#0072b2", label="jm.einsum")
-        jnp_bandwidth = [r.least_bytes / r.jnp.median / 1e9 for _, r in points]
-        ax.plot(x, jnp_bandwidth, "s-", color="#d55e00", label="jnp.einsum")
-        for at, r in points:
-            ax.annotate(
-                f"{r.speedup:.0f}x" if r.speedup >= 9.95 else f"{r.speedup:.1f}x",
-                (at, r.bandwidth / 1e9),
-                xytext=(0, 6),
-                textcoords="offset points",
-                ha="center",
-                fontsize=7,
-            )
-        by_degree = points[0][1].case.split("/")[1][0] == "p"
-        if not by_degree:
-            ax.set_xscale("log", base=2)
+    for ax, (family, points) in zip(axes.flat, families.items(), strict=False):
+        ax.axhline(copy, color="0.5", linestyle="--", linewidth=1, label="copy")
+        for name in ("vmap", "jnp", "jm"):
+            line_of = [(x, r) for x, r in points if name in r.timings]
+            if line_of:
+                ax.plot(
+                    [x for x, _ in line_of],
+                    [r.least_bytes / r.timings[name].median / 1e9 for _, r in line_of],
+                    "o-",
+                    markersize=3,
+                    color=COLOURS[name],
+                    label=NAMES[name],
+                )
+        for x, r in points[:: max(1, len(points) // 8)]:
+            known = [s for peer in ("jnp", "vmap") if (s := r.speedup(peer)) is not None]
+            if known:
+                ratio = min(known)
+                ax.annotate(
+                    f"{ratio:.0f}x" if ratio >= 9.95 else f"{ratio:.1f}x",
+                    (x, r.bandwidth / 1e9),
+                    xytext=(0, 6),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=7,
+                )
         ax.set_yscale("log")
-        ax.set_ylim(lowest / 1.5, ceilings.copy / 1e9 * 2)
-        ax.set_xticks(x, [str(size) for size in x])
-        ax.minorticks_off()
+        ax.set_ylim(lowest / 1.5, copy * 2.2)
         ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
         ax.set_title(PANELS[family], fontsize=10)
-        ax.set_xlabel("degree p" if by_degree else "size n")
+        ax.set_xlabel("degree p" if "/p" in points[0][1].case else "size n")
         ax.grid(True, alpha=0.3)
     for row in axes:
         row[0].set_ylabel("effective GB/s")
     handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=9)
-    figure.suptitle(title, fontsize=11)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9)
+    return figure
+
+
+def _draw_roofline(plt: Any, families: dict[str, list[tuple[int, Result]]]) -> Any:
+    """Operations per second over operations per byte, under the two ceilings."""
+    figure, ax = plt.subplots(figsize=(7, 4.6), layout="constrained")
+    drawn = [r for points in families.values() for _, r in points]
+    intensity = [r.flops / r.least_bytes for r in drawn]
+    roof = drawn[0]
+    ridge = roof.peak / roof.copy
+    ends = [min(intensity) / 1.5, ridge, max(*intensity, ridge) * 1.5]
+    ax.plot(ends, [min(x * roof.copy, roof.peak) / 1e12 for x in ends], color="0.3", linewidth=1.5)
+    ax.annotate(
+        f"copy {roof.copy / 1e9:.0f} GB/s",
+        (ends[0] * 1.2, ends[0] * 1.2 * roof.copy / 1e12),
+        xytext=(0, 8),
+        textcoords="offset points",
+        fontsize=8,
+    )
+    ax.annotate(
+        f"matrix product {roof.peak / 1e12:.3g} TFLOP/s",
+        (ends[-1], roof.peak / 1e12),
+        xytext=(0, 5),
+        textcoords="offset points",
+        fontsize=8,
+        ha="right",
+    )
+    colours = plt.get_cmap("tab10")
+    for k, (family, points) in enumerate(families.items()):
+        for name, marker, alpha in (("jm", "o", 1.0), ("jnp", "x", 0.6)):
+            of = [r for _, r in points if name in r.timings]
+            ax.scatter(
+                [r.flops / r.least_bytes for r in of],
+                [r.flops / r.timings[name].median / 1e12 for r in of],
+                s=14,
+                marker=marker,
+                color=colours(k),
+                alpha=alpha,
+                linewidths=1,
+                label=PANELS[family] if name == "jm" else None,
+            )
+    ax.scatter([], [], s=14, marker="x", color="0.4", label="jnp.einsum on the same")
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlabel("operations per byte of least traffic")
+    ax.set_ylabel("TFLOP/s")
+    ax.grid(True, alpha=0.3)
+    ax.legend(fontsize=7, loc="lower right")
+    return figure
+
+
+# ---- Command line ----------------------------------------------------------------------------
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.report",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="results, as JSON")
+    parser.add_argument("--table", choices=TABLES, default="speed", help="which to print")
+    parser.add_argument("--plot", type=Path, metavar="FOLDER", help="draw the results")
+    parser.add_argument("--update", nargs="+", type=Path, default=[], metavar="PAGE")
+    args = parser.parse_args(argv)
+    if not (args.files or args.update):
+        parser.error("neither results nor pages")
+    if args.files:
+        run = together([Run.load(path) for path in args.files])
+        print(TABLES[args.table](run))
+        print("\n".join(closing(run)))
+        if args.plot:
+            plot(args.plot, run)
+    for page in args.update:
+        page.write_text(updated(page.read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

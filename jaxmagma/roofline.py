@@ -1,4 +1,4 @@
-"""``jm.roofline``: the two ceilings of a device, measured: how fast it copies, how fast it multiplies."""
+"""``jm.roofline``: the two ceilings of a device, measured."""
 
 import concurrent.futures
 import functools
@@ -94,7 +94,7 @@ def _product_rate(device: jax.Device, dtype: np.dtype) -> float:
 
 
 def _time(function: Callable[..., jax.Array], *arguments: jax.Array) -> float:
-    """Median seconds of a call, of several rounds; so many calls in a round that waiting is free."""
+    """Median seconds of a call; a round has so many of them that waiting for it is free."""
 
     def one_round(calls: int) -> float:
         start = time.perf_counter()
