@@ -50,7 +50,7 @@ racecheck() {
 }
 
 benchmark() {
-  "$python" -P -m benchmarks --suite gpu --json "$out/benchmark.json"
+  "$python" -m benchmarks --json "$out/benchmark.json"
 }
 
 failed=()

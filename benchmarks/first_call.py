@@ -30,7 +30,7 @@ def measure(names: Sequence[str] = CASES) -> list[FirstCall]:
         environment = os.environ | {
             "JAXMAGMA_CACHE_DIR": cache,
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # this process has most of the memory
-            "JAX_PLATFORMS": jax.config.read("jax_platforms") or "",
+            "JAX_PLATFORMS": {"cpu": "cpu", "gpu": "cuda,cpu"}[jax.default_backend()],
         }
         command = [sys.executable, "-m", "benchmarks.first_call", *names]
         cold, cached = (

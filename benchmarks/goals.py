@@ -142,6 +142,7 @@ def over_libceed(results: Mapping[str, Result]) -> dict[str, float]:
 def overall(results: Mapping[str, Result]) -> list[str]:
     """Sentences about all results together."""
     said = []
+    on_cpu = any(r.platform == "cpu" for r in results.values())
     ratios = over_libceed(results)
     if ratios:
         complete = len(ratios) == sum(map(len, LIBCEED.values()))
@@ -154,8 +155,9 @@ def overall(results: Mapping[str, Result]) -> list[str]:
         known = {name: x for name, x in faster.items() if x is not None}
         judged = [x for name, x in known.items() if name.split("/")[0] in CPU_FAMILIES]
         if judged:
+            goal = f" (goal {CPU_MEAN_SPEEDUP:g}x)" if on_cpu and peer == "jnp" else ""
             said.append(
                 f"{geometric_mean(judged):.1f}x {words}, geometric mean of {len(judged)} cases of "
-                f"{', '.join(CPU_FAMILIES)}; the least {min(judged):.1f}x"
+                f"{', '.join(CPU_FAMILIES)}{goal}; the least {min(judged):.1f}x"
             )
     return said

@@ -406,7 +406,7 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="results, as JSON")
-    parser.add_argument("--table", choices=TABLES, default="speed", help="which to print")
+    parser.add_argument("--table", choices=TABLES, help="print this table only")
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="draw the results")
     parser.add_argument("--update", nargs="+", type=Path, default=[], metavar="PAGE")
     args = parser.parse_args(argv)
@@ -414,8 +414,9 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("neither results nor pages")
     if args.files:
         run = together([Run.load(path) for path in args.files])
-        print(TABLES[args.table](run))
-        print("\n".join(closing(run)))
+        print(TABLES[args.table or "cases"](run))
+        if not args.table:
+            print("\n".join(closing(run)))
         if args.plot:
             plot(args.plot, run)
     for page in args.update:
