@@ -101,9 +101,10 @@ def main(argv: list[str] | None = None) -> int:
     )
     facts = run.machine
     print(
-        f"{facts['device']} ({facts['platform']}), driver {facts['driver']}, {facts['cores']} CPU "
-        f"cores, jax {facts['versions']['jax']}, jaxmagma {facts['versions']['jaxmagma']} "
-        f"{facts['commit']}, {facts['date']}"
+        f"{facts['device']}" + (f", driver {facts['driver']}" if facts["driver"] else "") + ", "
+        f"{facts['cores']} CPU cores, jax {facts['versions']['jax']}, "
+        f"jaxmagma {facts['versions']['jaxmagma']} ({facts['commit'] or 'no commit'}), "
+        f"{facts['date']}"
     )
     if workloads:
         _measure_cases(run, workloads, args, effort, megabytes, started)

@@ -133,7 +133,7 @@ def together(runs: Sequence[Run]) -> Run:
     """Runs on one kind of device as one; where two have the same case, the later one counts."""
     devices = {run.machine["device"] for run in runs}
     if len(devices) != 1:
-        raise ValueError(f"runs on different devices: {', '.join(sorted(devices))}")
+        raise ValueError(f"not results of one device: {', '.join(sorted(devices)) or 'none'}")
     whole = Run(runs[-1].machine, runs[-1].settings)
     for run in runs:
         whole.results |= run.results

@@ -6,7 +6,8 @@
     <!-- table NAME FILE... -->
     <!-- end -->
 
-where NAME is one of those in ``TABLES`` and FILE is relative to ``benchmarks/results``.
+where NAME is one of those in ``TABLES``, and FILE a pattern such as ``h200*.json``, relative to
+``benchmarks/results``; of a case that several files have, the last one counts.
 """
 
 import argparse
@@ -88,7 +89,7 @@ def machine_table(run: Run) -> str:
         ("device", f"{m['device']}" + (f", driver {m['driver']}" if m["driver"] else "")),
         ("host", f"{m['cores']} cores, {m['cpu']}"),
         ("versions", ", ".join(f"{k} {v}" for k, v in m["versions"].items())),
-        ("commit, date", f"{m['commit']}, {m['date'][:10]}"),
+        ("date", m["date"][:10] + (f", commit {m['commit']}" if m["commit"] else "")),
     ]
     if known is not None:
         rows.append(("copy", f"{known.copy / 1e9:.0f} GB/s"))
@@ -221,7 +222,8 @@ def updated(page: str) -> str:
 
     def render(found: re.Match[str]) -> str:
         name, *files = found["what"].split()
-        table = TABLES[name](together([Run.load(RESULTS / f) for f in files]))
+        paths = [path for pattern in files for path in sorted(RESULTS.glob(pattern))]
+        table = TABLES[name](together([Run.load(path) for path in paths]))
         return f"<!-- table {found['what']} -->\n{table}\n<!-- end -->"
 
     return re.sub(r"<!-- table (?P<what>[^>]*?) -->\n.*?<!-- end -->", render, page, flags=re.S)
