@@ -325,10 +325,11 @@ def _draw_speed(plt: Any, families: dict[str, list[tuple[int, Result]]]) -> Any:
                     color=COLOURS[name],
                     label=NAMES[name],
                 )
-        for x, r in points[:: max(1, len(points) // 8)]:
+        apart, last = (points[-1][0] - points[0][0]) / 9, -1.0
+        for x, r in points:
             known = [s for peer in ("jnp", "vmap") if (s := r.speedup(peer)) is not None]
-            if known:
-                ratio = min(known)
+            if known and x - last >= apart:
+                ratio, last = min(known), x
                 ax.annotate(
                     f"{ratio:.0f}x" if ratio >= 9.95 else f"{ratio:.1f}x",
                     (x, r.bandwidth / 1e9),
@@ -345,14 +346,18 @@ def _draw_speed(plt: Any, families: dict[str, list[tuple[int, Result]]]) -> Any:
         ax.grid(True, alpha=0.3)
     for row in axes:
         row[0].set_ylabel("effective GB/s")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9)
+    entries = {
+        label: handle
+        for ax in axes.flat
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=4, fontsize=9)
     return figure
 
 
 def _draw_roofline(plt: Any, families: dict[str, list[tuple[int, Result]]]) -> Any:
     """Operations per second over operations per byte, under the two ceilings."""
-    figure, ax = plt.subplots(figsize=(7, 4.6), layout="constrained")
+    figure, ax = plt.subplots(figsize=(9, 4.6), layout="constrained")
     drawn = [r for points in families.values() for _, r in points]
     intensity = [r.flops / r.least_bytes for r in drawn]
     roof = drawn[0]
@@ -362,9 +367,12 @@ def _draw_roofline(plt: Any, families: dict[str, list[tuple[int, Result]]]) -> A
     ax.annotate(
         f"copy {roof.copy / 1e9:.0f} GB/s",
         (ends[0] * 1.2, ends[0] * 1.2 * roof.copy / 1e12),
-        xytext=(0, 8),
+        xytext=(0, 10),
         textcoords="offset points",
         fontsize=8,
+        ha="left",
+        rotation=35,
+        rotation_mode="anchor",
     )
     ax.annotate(
         f"matrix product {roof.peak / 1e12:.3g} TFLOP/s",
@@ -394,7 +402,7 @@ def _draw_roofline(plt: Any, families: dict[str, list[tuple[int, Result]]]) -> A
     ax.set_xlabel("operations per byte of least traffic")
     ax.set_ylabel("TFLOP/s")
     ax.grid(True, alpha=0.3)
-    ax.legend(fontsize=7, loc="lower right")
+    figure.legend(fontsize=8, loc="outside right center")
     return figure
 
 
