@@ -126,23 +126,32 @@ def short_table(run: Run) -> str:
 
 def speed_table(run: Run) -> str:
     """The range of each family's bandwidth, and how many times faster than plain JAX."""
+    return _ranges(_families(run))
+
+
+def headline_table(run: Run) -> str:
+    """The same of some families, in words."""
+    families = _families(run)
+    return _ranges({words: families[f] for f, words in HEADLINES.items() if f in families})
+
+
+def _ranges(families: dict[str, list[Result]]) -> str:
     rows = []
-    for family, members in _families(run).items():
-        numbers = [r.bandwidth / 1e9 for r in members]
-        sizes = f"{_size(members[0])} … {_size(members[-1])}" if len(members) > 1 else ""
+    for name, members in families.items():
+        sizes = [_size(r) for r in members]
+        whole = f"{sizes[0]} … {sizes[-1].split(' ')[-1]}" if len(sizes) > 1 else sizes[0]
         rows.append(
             (
-                f"{family} {sizes}".strip(),
-                _range(numbers, ".0f"),
+                f"{name}, {whole}" if re.match("[pnk] = ", whole) else name,
+                _range([r.bandwidth / 1e9 for r in members], ".0f"),
                 _range([100 * r.of_roofline for r in members], ".0f"),
                 *(
-                    _range([s for r in members if (s := r.speedup(p))], ".3g")
-                    for p in ("jnp", "vmap")
+                    _range([s for r in members if (s := r.speedup(peer))], ".2g")
+                    for peer in ("jnp", "vmap")
                 ),
             )
         )
-    header = ("case", "GB/s", "% of roofline", "× jnp.einsum", "× jax.vmap")
-    return _table(header, rows)
+    return _table(("case", "GB/s", "% of roofline", "× jnp.einsum", "× jax.vmap"), rows)
 
 
 def mean_table(run: Run) -> str:
@@ -209,6 +218,7 @@ TABLES: dict[str, Callable[[Run], str]] = {
     "machine": machine_table,
     "goals": goals_table,
     "short": short_table,
+    "headline": headline_table,
     "speed": speed_table,
     "mean": mean_table,
     "libceed": libceed_table,
@@ -239,9 +249,12 @@ def _size(r: Result) -> str:
 
 
 def _families(run: Run) -> dict[str, list[Result]]:
+    """By size in each family."""
     found: dict[str, list[Result]] = {}
     for r in run.results.values():
         found.setdefault(_family(r), []).append(r)
+    for members in found.values():
+        members.sort(key=lambda r: [int(x) for x in re.findall(r"\d+", r.case.split("/")[1])])
     return found
 
 
@@ -264,6 +277,10 @@ PANELS = {
     "chain": "two-dimensional mass, chain",
     "chain-grad": "gradient of chain",
     "bgemm": "batched matrix product, bgemm",
+}
+HEADLINES = {k: v for k, v in PANELS.items() if k != "bgemm"} | {
+    "bk3-global": "diffusion of a global vector",
+    "corner-force": "hydrodynamic force",
 }
 COLOURS = {"jm": "#0072b2", "jnp": "#d55e00", "vmap": "#999999"}
 NAMES = {"jm": "jaxmagma", "jnp": "jnp.einsum", "vmap": "jax.vmap by hand"}
