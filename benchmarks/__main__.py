@@ -55,6 +55,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="small arrays, few rounds")
     parser.add_argument("--megabytes", type=float, help="size of a case (cpu: 48, gpu: 1500)")
+    parser.add_argument(
+        "--seconds", type=float, help="for each function of a case (cpu: 1, gpu: 0.1)"
+    )
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**31, help="of the inputs")
     parser.add_argument(
         "--limit", type=float, default=math.inf, metavar="SECONDS", help="start no case after this"
@@ -86,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
         print("\n".join(w.name for w in workloads) or f"no case matches {args.cases!r}")
         return 0 if workloads else 2
 
-    seconds = (0.05 if args.quick else 0.1) if gpu else (0.2 if args.quick else 1.0)
+    seconds = args.seconds or (0.1 if gpu else 1.0) / (4 if args.quick else 1)
     effort = measure.Effort(seconds, least=3, most=5 if args.quick else 15)
     run = Run(
         machine(),
@@ -191,6 +194,7 @@ def run_case(
             print(f"{workload.name}: {peer} left out, {measure.reason(exception)}", flush=True)
             del fns[peer]
             continue
+        assert prepared.difference is not None
         error = max(error or 0.0, float(prepared.difference(value, wanted)))
         del wanted
         if not error < measure.tolerance(workload.dtype):

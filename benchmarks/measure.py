@@ -102,7 +102,7 @@ class Prepared:
     cut: Function
     fns: dict[str, Function]  # "jm", and those of its peers that compile
     first_rows: Function | None  # of inputs and result; None where numpy cannot compute them
-    difference: Function
+    difference: Function | None  # None where there are no peers
 
 
 ROWS = 2  # compared with extended precision
@@ -120,7 +120,7 @@ def prepare(workload: Workload, pool: Pool, peers: Sequence[str]) -> Prepared | 
         numpy_can = workload.leading and workload.batched is not None
         rows = functools.partial(_first_rows, workload.shared)
         first_rows = _compile(rows, inputs, result) if numpy_can else None
-        difference = _compile(_difference, result, result)
+        difference = _compile(_difference, result, result) if peers else None
     except Exception as exception:
         return exception
     for name in peers:
