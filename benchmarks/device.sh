@@ -4,14 +4,15 @@
 #
 #   benchmarks/device.sh OUTPUT_FOLDER [STEP...]
 #
-# Steps: build test memcheck racecheck benchmark; all of them if none is named. A failed step does
-# not stop the others. OUTPUT_FOLDER gets a log of each, and the timings.
+# Steps: build test memcheck racecheck benchmark profile; all of them if none is named. A failed
+# step does not stop the others. OUTPUT_FOLDER gets a log of each, and the timings. PROFILE lists the
+# cases of the last step.
 set -u
 cd "$(dirname "$0")/.."
 out=$(mkdir -p "${1:?usage: benchmarks/device.sh OUTPUT_FOLDER [STEP...]}" && cd "$1" && pwd)
 shift
 steps=("$@")
-[[ ${#steps[@]} -gt 0 ]] || steps=(build test memcheck racecheck benchmark)
+[[ ${#steps[@]} -gt 0 ]] || steps=(build test memcheck racecheck benchmark profile)
 
 python=${PYTHON:-python3}
 export PYTHONUNBUFFERED=1
@@ -50,7 +51,21 @@ racecheck() {
 }
 
 benchmark() {
-  "$python" -m benchmarks --json "$out/benchmark.json"
+  # Without peers first: that is what a short loan of a device has time for.
+  "$python" -m benchmarks --suite ceiling bgemm --no-peer --json "$out/ceiling.json" &&
+    "$python" -m benchmarks --json "$out/overview.json" &&
+    "$python" -m benchmarks --suite first-call --json "$out/first-call.json"
+}
+
+# What one launch of each case's kernel keeps busy: memory, shared memory, the pipes.
+profile() {
+  local sections=(SpeedOfLight MemoryWorkloadAnalysis MemoryWorkloadAnalysis_Tables
+    ComputeWorkloadAnalysis LaunchStats Occupancy WarpStateStats)
+  local case
+  for case in ${PROFILE:-chain/n16 chain/n32 bk1/p15 bk3/p8 bk3-grad/p8}; do
+    ncu "${sections[@]/#/--section=}" --kernel-name kernel --launch-skip 1 --launch-count 1 \
+      "$python" -m benchmarks --suite all --cases "^$case\$" --no-peer --megabytes 400 || return
+  done
 }
 
 failed=()

@@ -274,7 +274,8 @@ def bk1_in_cache(
         apply = batched(einsum)
 
         def of_jax(d: Array, u: Array) -> Array:
-            return jax.lax.fori_loop(0, times, lambda _, v: apply(d, v), u)
+            # Two at a time, so that the results alternate between two buffers and none is copied.
+            return jax.lax.fori_loop(0, times // 2, lambda _, v: apply(d, apply(d, v)), u)
 
         def of_numpy(d: Array, u: Array) -> Array:
             for _ in range(times):
@@ -422,9 +423,10 @@ def bgemm(
     e = elements(total_bytes, (m * k + k * n + m * n) * w)
     left, right = (t == "t" for t in transposes)
     spec = f"e{'ji' if left else 'ij'},e{'kj' if right else 'jk'}->eik"
-    size = f"n{n}" if m == k == n else f"{m}x{k}x{n}"
+    suffix = "" if transposes == "nn" else f"-{transposes}"
+    name = f"bgemm{suffix}/n{n}" if m == k == n else f"bgemm-rectangular{suffix}/{m}x{k}x{n}"
     return Workload(
-        name=f"bgemm{'' if transposes == 'nn' else '-' + transposes}/{size}",
+        name=name,
         shapes=((e, k, m) if left else (e, m, k), (e, n, k) if right else (e, k, n)),
         shared=(False, False),
         least_bytes=e * (m * k + k * n + m * n) * w,
