@@ -52,9 +52,11 @@ racecheck() {
 
 benchmark() {
   # Without peers first: that is what a short loan of a device has time for.
-  "$python" -m benchmarks --suite ceiling bgemm --no-peer --json "$out/ceiling.json" &&
-    "$python" -m benchmarks --json "$out/overview.json" &&
-    "$python" -m benchmarks --suite first-call --json "$out/first-call.json"
+  local status=0
+  "$python" -m benchmarks --suite ceiling bgemm --no-peer --json "$out/ceiling.json" || status=1
+  "$python" -m benchmarks --json "$out/overview.json" || status=1
+  "$python" -m benchmarks --suite first-call --json "$out/first-call.json" || status=1
+  return $status
 }
 
 # What one launch of each case's kernel keeps busy: memory, shared memory, the pipes.

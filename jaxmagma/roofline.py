@@ -4,9 +4,8 @@ import concurrent.futures
 import functools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -97,9 +96,10 @@ def _time(function: Callable[..., jax.Array], *arguments: jax.Array) -> float:
     """Median seconds of a call; a round has so many of them that waiting for it is free."""
 
     def one_round(calls: int) -> float:
-        start = time.perf_counter()
-        results: Sequence[Any] = [function(*arguments) for _ in range(calls)][-1:]
-        jax.block_until_ready(results)
+        start, result = time.perf_counter(), None
+        for _ in range(calls):
+            result = function(*arguments)
+        jax.block_until_ready(result)
         return (time.perf_counter() - start) / calls
 
     jax.block_until_ready((arguments, function(*arguments)))
