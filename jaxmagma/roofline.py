@@ -39,7 +39,7 @@ def roofline(dtype: DTypeLike = float, device: jax.Device | None = None) -> Roof
     less where that much memory is not free; the product is of two matrices of order 8192 or 1024,
     in full precision (never tf32).
 
-    Both are measured when first asked for, which takes about a second, and remembered for the rest
+    Both are measured when first asked for, which takes a second or two, and remembered for the rest
     of the process.
 
     Args:
@@ -75,7 +75,8 @@ def _copy_rate(device: jax.Device) -> float:
     memory = device.memory_stats() or {}
     if "bytes_limit" in memory:
         nbytes = min(nbytes, (memory["bytes_limit"] - memory["bytes_in_use"]) // 4)
-    values = jax.random.bits(jax.random.key(0), (max(1, nbytes // 4),), jnp.uint32)
+    key = jax.random.key(0, impl="rbg")  # the fast one
+    values = jax.random.bits(key, (max(1, nbytes // 4),), jnp.uint32)
     # Which of the two is faster depends on the device: one is its driver's, the other XLA's.
     seconds = [_time(jax.jit(copy), values) for copy in (jnp.copy, jnp.negative)]
     if on_cpu:  # XLA's results are new pages of memory at each call; a loop in C would reuse them.

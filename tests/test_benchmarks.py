@@ -103,8 +103,7 @@ def test_counts_least_traffic(workload: Workload) -> None:
     """Inputs once and outputs once; tables shared by all elements are not counted."""
     args = [jax.ShapeDtypeStruct(s, workload.dtype) for s in workload.shapes]
     functions = workload.functions()
-    results = jax.eval_shape(functions.get("jnp", functions.get("vmap")), *args)
-    outputs = jax.tree.leaves(results)
+    outputs = jax.tree.leaves(jax.eval_shape(functions.get("jnp") or functions["vmap"], *args))
     if workload.wrt:
         outputs = [x for i, x in zip(workload.wrt, outputs, strict=True) if not workload.shared[i]]
     traffic = sum(x.size for x in outputs)
@@ -187,7 +186,7 @@ def result(case: str, seconds: float = 1.0, **changes: Any) -> Result:
 def test_goals() -> None:
     def met(r: Result, *others: Result) -> bool | None:
         verdict = goals.judge(r, {x.case: x for x in others})
-        return verdict and verdict.met
+        return None if verdict is None else verdict.met
 
     assert met(result("chain/n8")) is False  # 90 % of copy; 95 % are wanted
     assert met(result("chain/n8", 0.94)) is True
@@ -316,7 +315,7 @@ def some_run(tmp_path: Path) -> Path:
     names = ["chain/n8", "chain/n9", "bk1/p3", "bk1/p4", "bgemm/n4"]
     run = Run(machine, {}, {n: result(n) for n in names}, [record.FirstCall("a", 1.0, 0.1, 2.0)])
     peer = {"jnp": Timing(3.0, 3.0, (3.0, 3.0), 1)}
-    run.results["bk1/p4"] = result("bk1/p4", timings=result("").timings | peer)
+    run.results["bk1/p4"] = result("bk1/p4", timings={**result("").timings, **peer})
     run.save(tmp_path / "run.json")
     assert Run.load(tmp_path / "run.json").results["bk1/p4"].speedup("jnp") == 3.0
     return tmp_path / "run.json"
