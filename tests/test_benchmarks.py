@@ -355,7 +355,9 @@ def test_update(some_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert report.updated(text) == text
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/performance.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/performance.md", "benchmarks/results/README.md"]
+)
 def test_pages_show_what_was_measured(page: str) -> None:
     text = (ROOT / page).read_text()
     assert report.updated(text) == text
