@@ -24,6 +24,10 @@ int64_t Lanes(const Plan& plan, const Kernels& kernels) {
 }
 
 int64_t BlockElements(const Plan& plan, const Kernels& kernels) {
+  const int64_t lanes = Lanes(plan, kernels);
+  if (plan.block > 0) {
+    return lanes * std::min(plan.block, plan.direct() ? kMostDirectElements : kMostVectors);
+  }
   if (plan.direct()) {
     int64_t values = 0;
     for (const Input& input : plan.inputs) values += input.size;
@@ -31,7 +35,6 @@ int64_t BlockElements(const Plan& plan, const Kernels& kernels) {
     const int64_t elements = kBlockBytes / (values * plan.value_bytes());
     return std::clamp<int64_t>(elements, 1, kMostDirectElements);
   }
-  const int64_t lanes = Lanes(plan, kernels);
   const int64_t vector_bytes = std::max<int64_t>(plan.scratch_size, 1) * plan.value_bytes() * lanes;
   int64_t vectors = 1;
   while (2 * vectors <= std::min(kBlockBytes / vector_bytes, kMostVectors)) vectors *= 2;

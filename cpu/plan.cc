@@ -7,7 +7,7 @@
 namespace jaxmagma {
 namespace {
 
-constexpr int64_t kVersion = 2;
+constexpr int64_t kVersion = 3;
 constexpr int64_t kLargest = int64_t{1} << 20;  // values of scratch, of shared memory, loops
 constexpr int64_t kLargestVector = int64_t{1} << 48;
 constexpr int64_t kMostSlots = 1 << 16;
@@ -295,6 +295,7 @@ bool Decode(Reader& reader, size_t constants_size, Plan& plan) {
   plan.flops = reader.UpTo(INT64_MAX);
   plan.shared_size = reader.UpTo(kLargest);
   plan.scratch_size = reader.UpTo(kLargest);
+  plan.block = reader.UpTo(kLargest);
   if (reader.failed()) return false;
 
   int64_t constant_values = 0;

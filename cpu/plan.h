@@ -117,6 +117,7 @@ struct Plan {
   int64_t flops;         // per element
   int64_t shared_size;   // values
   int64_t scratch_size;  // values per element
+  int64_t block;         // vectors of elements (direct: elements) in a block; 0: as seems best
   std::vector<Input> inputs;
   std::vector<Output> outputs;
   std::vector<Instruction> shared_steps;

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxmagma.choices import MODEL, Choice
 from jaxmagma.einsum import einsum
 from jaxmagma.fallback import plain_calls
 from jaxmagma.lowering import lower
@@ -34,6 +35,8 @@ class Explanation:
       flops: floating-point operations, all elements together; a complex one counts as four.
       least_bytes: memory traffic if every operand is read and every result written once.
       roofline_seconds: the least time for those on this device, by ceilings measured on it.
+      choice: the parameters of the kernel, and where they are from: the model, the user's cache
+        that ``jm.tune`` writes, or the table that the package ships.
       source: the source text of the kernel, where a kernel is compiled for this program.
       program: the program, None if there is none.
     """
@@ -47,6 +50,7 @@ class Explanation:
     flops: int = 0
     least_bytes: int = 0
     roofline_seconds: float = 0.0
+    choice: str = ""
     source: str = field(default="", repr=False)
     program: ElementProgram | None = field(default=None, repr=False)
 
@@ -59,7 +63,8 @@ class Explanation:
         if self.program is None:
             return f"plain JAX on {self.platform}: {self.reason}"
         runs = f"one kernel: {self.kernel}" if self.fused else f"plain JAX: {self.reason}"
-        lines = [f"on {self.platform}, {runs}", f"  {self.elements:,} elements; each one"]
+        lines = [f"on {self.platform}, {runs}", f"  {self.choice}"]
+        lines += [f"  {self.elements:,} elements; each one"]
         lines += [f"    {step}" for step in self.order]
         per_element = self.flops // max(self.elements, 1)
         lines += [
@@ -109,23 +114,28 @@ def explain(
     """
     with jax.ensure_compile_time_eval():
         device = min(jnp.zeros(()).devices(), key=lambda x: x.id)
-    if callable(target):
-        found = _explain_function(functools.partial(target, **options), args, device)
-        result: Any = found
-    else:
-        call = (target, *args)
-        known = {n: x for n, x in enumerate(call) if not _traced(x)}
-
-        def function(*values: Any) -> Any:
-            remaining = iter(values)
-            whole = [known[n] if n in known else next(remaining) for n in range(len(call))]
-            return einsum(*whole, **options)
-
-        found = _explain_function(function, [x for x in call if _traced(x)], device)
-        result = found[0]
+    found = _explain_function(*as_function(target, args, options), device)
+    result: Any = found if callable(target) else found[0]
     if not quiet:
         print("\n\n".join(str(x) + (f"\n\n{x.source}" if source else "") for x in found))
     return result
+
+
+def as_function(
+    target: Any, args: Sequence[Any], options: Mapping[str, Any]
+) -> tuple[Callable[..., Any], Sequence[Any]]:
+    """A function and its arguments; of an einsum those are the operands that are no constants."""
+    if callable(target):
+        return functools.partial(target, **options), args
+    call = (target, *args)
+    known = {n: x for n, x in enumerate(call) if not _traced(x)}
+
+    def function(*values: Any) -> Any:
+        remaining = iter(values)
+        whole = [known[n] if n in known else next(remaining) for n in range(len(call))]
+        return einsum(*whole, **options)
+
+    return function, [x for x in call if _traced(x)]
 
 
 def _traced(x: Any) -> bool:
@@ -139,13 +149,13 @@ def _explain_function(
         jaxpr = jax.make_jaxpr(function)(*args)
     found = [
         _explain_program(eqn.params["program"], [x.aval.shape for x in eqn.invars], device)
-        for eqn in _programs(jaxpr.jaxpr)
+        for eqn in applications(jaxpr.jaxpr)
     ]
     found += [Explanation(device.platform, call.reason) for call in plain]
     return tuple(found)
 
 
-def _programs(jaxpr: Any) -> Iterator[Any]:
+def applications(jaxpr: Any) -> Iterator[Any]:
     """Every application of a program, in nested jaxprs too."""
     for equation in jaxpr.eqns:
         if equation.primitive is program_p:
@@ -154,7 +164,7 @@ def _programs(jaxpr: Any) -> Iterator[Any]:
             for inner in value if isinstance(value, (tuple, list)) else (value,):
                 inner = getattr(inner, "jaxpr", inner)
                 if hasattr(inner, "eqns"):
-                    yield from _programs(inner)
+                    yield from applications(inner)
 
 
 def _explain_program(program: ElementProgram, shapes: Any, device: jax.Device) -> Explanation:
@@ -176,9 +186,16 @@ def _explain_program(program: ElementProgram, shapes: Any, device: jax.Device) -
         flops,
         least_bytes,
         roofline(program.dtype, device).seconds(least_bytes, flops),
+        _chosen(kernel.choice),
         "" if isinstance(kernel, Declined) else kernel.source,
         program,
     )
+
+
+def _chosen(choice: Choice) -> str:
+    if choice.origin == MODEL.origin:
+        return "chosen by the model"
+    return f"{choice} ({choice.origin})"
 
 
 def _sentences(planned: Plan) -> Iterator[str]:

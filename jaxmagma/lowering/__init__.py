@@ -2,16 +2,35 @@
 
 import functools
 import importlib
+from dataclasses import replace
 
-from jaxmagma import native
+from jaxmagma import choices, native
+from jaxmagma.choices import MODEL, Choice
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.plan import plan
 from jaxmagma.program import ElementProgram
 
 
-@functools.lru_cache(maxsize=4096)
 def lower(program: ElementProgram, extents: tuple[int, ...], platform: str) -> Kernel | Declined:
-    """The kernel that runs ``program`` over batch axes of these extents, or why there is none."""
+    """The kernel that runs ``program`` over batch axes of these extents, or why there is none.
+
+    Its parameters are those that :mod:`jaxmagma.choices` has, or the model's.
+    """
+    choice = choices.choose(program, extents, platform)
+    found = _lower(program, extents, platform, choice)
+    if isinstance(found, Declined) and choice.parameters is not None:
+        if choice.origin == choices.CALLER:
+            return found
+        # It was measured when kernels were other ones.
+        choice = MODEL
+        found = _lower(program, extents, platform, choice)
+    return replace(found, choice=choice)
+
+
+@functools.lru_cache(maxsize=4096)
+def _lower(
+    program: ElementProgram, extents: tuple[int, ...], platform: str, choice: Choice
+) -> Kernel | Declined:
     for out in program.outputs:
         everywhere = program.batch[out.value] | set(out.batch)
         if len(everywhere) < program.batch_rank:
@@ -19,6 +38,14 @@ def lower(program: ElementProgram, extents: tuple[int, ...], platform: str) -> K
     module = native.load(platform)
     if isinstance(module, str):
         return Declined(module)
+    if choice.plain:
+        return Declined("it was measured to be faster")
     backend = importlib.import_module(f"jaxmagma.lowering.{platform}")
-    kernel: Kernel | Declined = backend.lower(plan(program), extents)
+    parameters = None
+    if choice.parameters is not None:
+        try:
+            parameters = backend.Parameters(**dict(choice.parameters))
+        except (TypeError, ValueError) as error:
+            return Declined(f"no kernel has the parameters {choice}: {error}")
+    kernel: Kernel | Declined = backend.lower(plan(program), extents, parameters)
     return kernel

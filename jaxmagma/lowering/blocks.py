@@ -461,6 +461,12 @@ class Block:
         modes = [as_mode(self.plan, step) for step in self.plan.steps]
         return sum(mode is not None and mode.matrix in self.bank for mode in modes)
 
+    def busy(self) -> float:
+        """The part of the threads that the widest stage has work for."""
+        most = max([self._threads_of(stage) for stage in self.stages], default=1)
+        work = self.elements // self.pack * most
+        return work / (_round_up(work, self.threads))
+
     def describe(self) -> str:
         sweeps = sum(isinstance(stage, Sweep) for stage in self.stages)
         stages = [f"{sweeps} sweeps"] if sweeps else []

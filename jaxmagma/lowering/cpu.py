@@ -10,11 +10,14 @@ Nothing in the code depends on how many elements there are; whether it gains doe
 
 **Format** of the attribute ``plan``, all int64; ``count: x...`` is a length and its items::
 
-    version, dtype, batch_rank, flops, shared_size, scratch_size
+    version, dtype, batch_rank, flops, shared_size, scratch_size, block
     count: inputs        kind, place, count: tile..., count: batch...
     count: outputs       count: tile..., count: batch..., count: summed batch axes...
     count: shared steps  instruction...
     count: steps         instruction...
+
+``block`` is how many vectors of elements go through all instructions together (elements, for a
+GEMM), zero if the executor is to choose.
 
 A *place* is where a tile starts, counted in values, in the scratch of a block of elements (batched
 tiles) or in the memory all elements share (shared tiles).  An instruction is its opcode and fields:
@@ -49,6 +52,7 @@ An operation of an expression works on a chunk of its points; see
 """
 
 import math
+from dataclasses import dataclass
 
 from jaxmagma.functions import COMPLEX_FUNCTIONS
 from jaxmagma.lowering.expressions import NUMBERS
@@ -66,6 +70,9 @@ TARGET = "jaxmagma_cpu"
 _VECTOR_BYTES = 64
 _SCRATCH_BYTES = 4 << 20
 _SHARED_BYTES = 256 << 10
+# The largest blocks, as in cpu/executor.cc.
+_MOST_VECTORS = 8
+_MOST_DIRECT_ELEMENTS = 64
 
 # Measured on two AVX-512 cores under jit: less work than this is faster inside XLA's fused loops,
 # and XLA's own product is faster if it is one for all elements and both its sides are this long.
@@ -79,16 +86,36 @@ _LEAST_FLOPS_PER_VALUE = 4
 _FUSED_VALUES_OF_XLA = 16
 
 
-def lower(plan: Plan, extents: tuple[int, ...]) -> Kernel | Declined:
-    """The custom call that runs ``plan`` on CPU, or why plain JAX should."""
-    kernel = encode(plan)
+@dataclass(frozen=True)
+class Parameters:
+    """What a tuner may vary. ``None`` leaves a choice to the model in the executor."""
+
+    # Elements that go through all instructions together, counted in vectors of elements; where one
+    # matrix product does not need such vectors, in elements.
+    block: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.block is not None and self.block < 1:
+            raise ValueError(f"a block of {self.block}")
+
+
+def lower(
+    plan: Plan, extents: tuple[int, ...], parameters: Parameters | None = None
+) -> Kernel | Declined:
+    """The custom call that runs ``plan`` on CPU, or why plain JAX should.
+
+    With given parameters a kernel runs it, whether it gains or not.
+    """
+    kernel = encode(plan, parameters or Parameters())
+    if parameters is not None:
+        return kernel
     reason = _no_gain(plan, math.prod(extents))
     if isinstance(kernel, Kernel) and reason:
         return Declined(reason)
     return kernel
 
 
-def encode(plan: Plan) -> Kernel | Declined:
+def encode(plan: Plan, parameters: Parameters = Parameters()) -> Kernel | Declined:
     """The custom call that runs ``plan`` on CPU, whether it gains or not, or why there is none."""
     program = plan.program
     if all(x.dtype.kind == "i" for x in program.inputs):
@@ -113,14 +140,18 @@ def encode(plan: Plan) -> Kernel | Declined:
             f"the shared operands ({code.shared_size} values) exceed the on-chip limit of "
             f"{limit} values"
         )
-    if code.steps and code.steps[0][0] == GEMM:
+    direct = bool(code.steps) and code.steps[0][0] == GEMM
+    if direct:
         description = "one matrix product per element, its rows in vector lanes"
     else:
         description = (
             f"elements in vector lanes, {code.scratch.size} values each on chip, "
             f"{len(code.steps)} instructions"
         )
-    attributes = {"plan": code.attribute(), "constants": code.constants()}
+    most = _MOST_DIRECT_ELEMENTS if direct else _MOST_VECTORS
+    if parameters.block is not None and parameters.block > most:
+        return Declined(f"a block of {parameters.block}: {most} are the most")
+    attributes = {"plan": code.attribute(parameters.block or 0), "constants": code.constants()}
     return Kernel(TARGET, attributes, description=description)
 
 

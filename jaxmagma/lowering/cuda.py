@@ -48,7 +48,7 @@ SUM_BLOCKS = 2112
 def lower(
     plan: Plan, extents: tuple[int, ...], parameters: Parameters | None = None
 ) -> Kernel | Declined:
-    """The CUDA kernel for ``plan``, or why there is none.
+    """The CUDA kernel for ``plan``, with these parameters or the model's, or why there is none.
 
     ``extents`` of the batch axes only size the workspace.
     """
@@ -70,6 +70,7 @@ def lower(
         _workspace(block, extents),
         block.describe(),
         source.text,
+        block.busy(),
     )
 
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxmagma.choices import MODEL, Choice
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -19,6 +21,8 @@ class Kernel:
     workspace: tuple[tuple[tuple[int, ...], np.dtype], ...] = ()
     description: str = ""
     source: str = field(default="", repr=False)
+    busy: float = 1.0  # the part of a block's threads that its widest stage has work for
+    choice: Choice = field(default=MODEL, compare=False)
 
 
 @dataclass(frozen=True)
@@ -26,3 +30,4 @@ class Declined:
     """Why a backend leaves a program to plain JAX."""
 
     reason: str
+    choice: Choice = field(default=MODEL, compare=False)

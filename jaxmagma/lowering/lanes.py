@@ -25,7 +25,7 @@ from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, Step
 from jaxmagma.program import Gather, Place, View
 
 
-VERSION = 2
+VERSION = 3
 (
     LOAD,
     MULTIPLY,
@@ -400,10 +400,10 @@ class Encoder:
 
     # ---- encoding --------------------------------------------------------------------------
 
-    def attribute(self) -> np.ndarray:
+    def attribute(self, block: int = 0) -> np.ndarray:
         program = self.program
         code = [VERSION, DTYPES[program.dtype.name], program.batch_rank]
-        code += [self.plan.flops, self.shared_size, self.scratch.size]
+        code += [self.plan.flops, self.shared_size, self.scratch.size, block]
         code.append(len(program.inputs))
         for number, operand in enumerate(program.inputs):
             kind = _BATCHED if operand.batch else _CONSTANT if operand.constant else _SHARED
