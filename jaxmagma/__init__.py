@@ -13,6 +13,8 @@ from jaxmagma.index import gather as gather
 from jaxmagma.index import scatter_add as scatter_add
 from jaxmagma.roofline import Roofline as Roofline
 from jaxmagma.roofline import roofline as roofline
+from jaxmagma.tune import Tuning as Tuning
+from jaxmagma.tune import tune as tune
 
 
 try:

@@ -1,0 +1,160 @@
+"""What is removed before anything is timed, and why.
+
+Rules see ever more of a candidate: its parameters, the kernel they make, its machine code. The
+kernel that the model chooses is never removed: it is what the others are compared with.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxmagma.choices import Choice
+from jaxmagma.lowering.kernel import Kernel
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a GPU has, in a block and in a multiprocessor."""
+
+    threads: int = 1024
+    warps: int = 64
+    blocks: int = 32
+    registers: int = 65536
+    registers_of_thread: int = 255
+    shared_of_block: int = 99 << 10
+    shared: int = 100 << 10
+    constant: int = 64 << 10
+
+
+# From the CUDA programming guide's table of technical specifications per compute capability.
+LIMITS = {
+    "sm_80": Limits(shared_of_block=163 << 10, shared=164 << 10),
+    "sm_86": Limits(warps=48, blocks=16),
+    "sm_89": Limits(warps=48, blocks=24),
+    "sm_90": Limits(shared_of_block=227 << 10, shared=228 << 10),
+    "sm_100": Limits(shared_of_block=227 << 10, shared=228 << 10),
+    "sm_120": Limits(warps=48, blocks=24),
+}
+
+WARP = 32
+# Of every block, for the system.
+RESERVED_SHARED = 1 << 10
+# Fewer warps on a multiprocessor do not hide the latency of memory.
+LEAST_WARPS = 8
+# Of the threads of a block.
+LEAST_BUSY = 0.5
+
+
+@dataclass
+class Candidate:
+    """One way to run a program, and what is known of it so far."""
+
+    choice: Choice
+    limits: Limits = field(default_factory=Limits)
+    parameters: Any = None  # of the backend's own class
+    kernel: Kernel | None = None
+    resources: Mapping[str, int] | None = None  # registers and spilled bytes of a thread
+
+    @property
+    def threads(self) -> int:
+        return int(self.kernel.attributes.get("threads", 0)) if self.kernel else 0
+
+    @property
+    def shared_bytes(self) -> int:
+        return int(self.kernel.attributes.get("shared_bytes", 0)) if self.kernel else 0
+
+    @property
+    def constant_bytes(self) -> int:
+        bank = self.kernel.attributes.get("bank") if self.kernel else None
+        return 0 if bank is None else len(bank) - 1
+
+    @property
+    def registers(self) -> int:
+        return self.resources["registers"] if self.resources else 0
+
+    @property
+    def spilled(self) -> int:
+        return self.resources["local"] if self.resources else 0
+
+    @property
+    def warps(self) -> int:
+        """Warps that a multiprocessor has at once."""
+        limits = self.limits
+        of_block = -(-self.threads // WARP)
+        if not of_block:
+            return limits.warps
+        blocks = min(limits.blocks, limits.warps // of_block)
+        blocks = min(blocks, limits.shared // (self.shared_bytes + RESERVED_SHARED))
+        if self.registers:
+            of_warp = -(-self.registers // 8) * 8 * WARP
+            blocks = min(blocks, limits.registers // (of_warp * of_block))
+        return blocks * of_block
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A name for the report, and whether a candidate is removed."""
+
+    name: str
+    removes: Callable[[Candidate], bool]
+
+
+def _given(name: str) -> Callable[[Candidate], int]:
+    """A parameter, zero where it is absent or left to the model."""
+    return lambda x: getattr(x.parameters, name, None) or 0
+
+
+_threads, _elements, _pack, _groups = map(_given, ("threads", "elements", "pack", "groups"))
+
+INVALID = "not a combination of parameters"
+ON_PARAMETERS = (
+    Rule("more threads than a block has", lambda x: _threads(x) * _groups(x) > x.limits.threads),
+    Rule("threads are not whole warps", lambda x: _threads(x) % WARP != 0),
+    Rule(
+        "a thread's elements do not divide a group's",
+        lambda x: _elements(x) % max(1, _pack(x)) != 0,
+    ),
+)
+
+DECLINED = "no such kernel"
+SAME = "the same kernel as another"
+ON_KERNEL = (
+    Rule("more threads than a block has", lambda x: x.threads > x.limits.threads),
+    Rule(
+        "more shared memory than a block has", lambda x: x.shared_bytes > x.limits.shared_of_block
+    ),
+    Rule("more constants than the bank holds", lambda x: x.constant_bytes > x.limits.constant),
+    Rule("most threads idle", lambda x: x.kernel is not None and x.kernel.busy < LEAST_BUSY),
+    Rule("too few warps at once", lambda x: x.warps < LEAST_WARPS),
+)
+
+FAILED = "does not compile or run"
+ON_CODE = (
+    Rule("registers spill", lambda x: x.spilled > 0),
+    Rule(
+        "more registers than a multiprocessor has",
+        lambda x: x.registers * x.threads > x.limits.registers,
+    ),
+    Rule("too few warps at once", lambda x: x.warps < LEAST_WARPS),
+)
+
+WRONG = "other results than the model's kernel"
+
+NAMES = tuple(
+    dict.fromkeys(
+        [
+            INVALID,
+            *(rule.name for rule in ON_PARAMETERS),
+            DECLINED,
+            SAME,
+            *(rule.name for rule in (*ON_KERNEL, *ON_CODE)),
+            FAILED,
+            WRONG,
+        ]
+    )
+)
+
+
+def broken(rules: tuple[Rule, ...], candidate: Candidate) -> str | None:
+    """The name of the first rule that removes a candidate."""
+    return next((rule.name for rule in rules if rule.removes(candidate)), None)
