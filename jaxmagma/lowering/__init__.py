@@ -41,11 +41,13 @@ def _lower(
     if choice.plain:
         return Declined("it was measured to be faster")
     backend = importlib.import_module(f"jaxmagma.lowering.{platform}")
-    parameters = None
-    if choice.parameters is not None:
-        try:
-            parameters = backend.Parameters(**dict(choice.parameters))
-        except (TypeError, ValueError) as error:
-            return Declined(f"no kernel has the parameters {choice}: {error}")
-    kernel: Kernel | Declined = backend.lower(plan(program), extents, parameters)
-    return kernel
+    if choice.parameters is None:
+        made: Kernel | Declined = backend.lower(plan(program), extents)
+        return made
+    try:
+        parameters = backend.Parameters(**dict(choice.parameters))
+        made = backend.lower(plan(program), extents, parameters)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        # Files say what they like, and a parameter may mean something else by now.
+        return Declined(f"no kernel has the parameters {choice}: {error}")
+    return made

@@ -1,0 +1,329 @@
+"""Which parameters a program runs with: its name, the files that know, and who is asked first."""
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import jaxmagma as jm
+from jaxmagma import choices, lowering
+from jaxmagma.choices import MODEL, PLAIN, Book, Choice
+from jaxmagma.lowering.kernel import Declined, Kernel
+from tests import cuda_fused
+from tests.cuda_programs import chain, contraction, mass, product
+
+
+ARCH = "sm_90"
+EXTENTS = (100_000,)
+TUNED = Choice.of({"elements": 2, "threads": 256}, "test")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's cache of this test's own, on a machine that has an H200."""
+    monkeypatch.setenv("JAXMAGMA_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(choices, "TABLES", tmp_path / "tables")
+    monkeypatch.setattr(choices, "_unsaved", choices._Unsaved())
+    monkeypatch.setattr(choices, "architecture", lambda platform: ARCH)
+    return tmp_path
+
+
+def remember(choice: Choice, program: Any = None, extents: tuple[int, ...] = EXTENTS) -> Any:
+    name = choices.entry_name(program or mass(3), extents)
+    return choices.remember(ARCH, name, choices.encoded(choice))
+
+
+def chosen(program: Any = None, extents: tuple[int, ...] = EXTENTS) -> Choice:
+    return choices.choose(program or mass(3), extents, "cuda")
+
+
+# ---- Names -----------------------------------------------------------------------------------
+
+
+def test_values_of_constants_do_not_matter() -> None:
+    b = np.random.default_rng(1).uniform(size=(2, 4, 3))
+    programs = [
+        jax.make_jaxpr(lambda u, b=b: jm.einsum("xa,yb,eab->exy", b, b, u))(np.ones((50, 3, 3)))
+        .eqns[0]
+        .params["program"]
+        for b in b
+    ]
+    assert programs[0] != programs[1]
+    assert choices.key(programs[0]) == choices.key(programs[1])
+
+
+def test_everything_else_does() -> None:
+    programs = [
+        mass(2),
+        mass(3),
+        mass(3, dtype="float32"),
+        mass(3, constant=False),
+        chain(4),
+        product(4, 4, 4),
+        contraction("eij,ekj->eik", dict.fromkeys("ijk", 4)),
+        contraction("xa,yb,efab->fexy", dict.fromkeys("xyab", 4), "ef"),
+        contraction("xa,yb,efab->fexy", dict.fromkeys("xyab", 4), "fe"),
+    ]
+    assert len({choices.key(x) for x in programs}) == len(programs)
+
+
+def test_elements_of_an_index_do_not_matter() -> None:
+    some, many = (cuda_fused.gathering(1, 50, n) for n in (13, 29))
+    assert choices.key(some) == choices.key(many)
+
+
+def test_names_are_the_same_in_every_process() -> None:
+    code = (
+        "from tests.cuda_programs import mass; from jaxmagma import choices;"
+        "print(choices.key(mass(3)))"
+    )
+    root = str(Path(__file__).resolve().parent.parent)
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for _ in range(2)
+    }
+    assert printed == {choices.key(mass(3))}
+
+
+def test_small_and_large_calls_are_tuned_apart(folder: Path) -> None:
+    remember(TUNED)
+    assert chosen() == TUNED
+    assert chosen(extents=(200_000,)) == TUNED
+    assert chosen(extents=(10,)) == MODEL
+
+
+# ---- Who is asked ----------------------------------------------------------------------------
+
+
+def shipped(choice: Choice, **entry: Any) -> None:
+    name = choices.entry_name(mass(3), EXTENTS)
+    Book(choices.TABLES / f"{ARCH}.json", "").add(
+        ARCH, {name: {**choices.encoded(choice), **entry}}
+    )
+
+
+def test_the_model_is_asked_last(folder: Path) -> None:
+    assert chosen().origin == "model"
+    shipped(Choice.of({"elements": 3}, "test"))
+    assert (chosen().origin, dict(chosen().parameters or ())) == ("shipped table", {"elements": 3})
+    path = remember(TUNED)
+    assert path == folder / "cache" / "choices.json"
+    assert (chosen().origin, chosen()) == ("user cache", TUNED)
+    with choices.using(Choice.of({"pack": 2}, "test")):
+        assert (chosen().origin, dict(chosen().parameters or ())) == ("caller", {"pack": 2})
+    remember(MODEL)
+    assert (chosen().origin, chosen()) == ("user cache", MODEL)
+    assert chosen(mass(2)).origin == "model"
+
+
+def test_another_architecture_knows_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remember(TUNED)
+    monkeypatch.setattr(choices, "architecture", lambda platform: "sm_80")
+    assert chosen() == MODEL
+    monkeypatch.setattr(choices, "architecture", lambda platform: "")
+    assert chosen() == MODEL
+
+
+def test_lowering_uses_what_is_known(folder: Path) -> None:
+    model = lowering.lower(mass(3), EXTENTS, "cuda")
+    assert isinstance(model, Kernel) and model.choice.origin == "model"
+    remember(TUNED)
+    tuned = lowering.lower(mass(3), EXTENTS, "cuda")
+    assert isinstance(tuned, Kernel)
+    assert tuned.choice.origin == "user cache"
+    assert (tuned.attributes["threads"], tuned.attributes["elements"]) == (256, 2)
+    assert model.attributes["elements"] != 2
+    remember(PLAIN)
+    plain = lowering.lower(mass(3), EXTENTS, "cuda")
+    assert isinstance(plain, Declined) and "faster" in plain.reason
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"elements": 10_000},
+        {"no_such_parameter": 1},
+        {"groups": 2},
+        {"threads": "many"},
+        {"threads": 0},
+        {"pack": 0},
+    ],
+    ids=str,
+)
+def test_what_no_longer_lowers_is_left_to_the_model(
+    folder: Path, parameters: dict[str, Any]
+) -> None:
+    model = lowering.lower(mass(3), EXTENTS, "cuda")
+    choice = Choice.of(parameters, "test")
+    remember(choice)
+    found = lowering.lower(mass(3), EXTENTS, "cuda")
+    assert isinstance(model, Kernel) and isinstance(found, Kernel)
+    assert found.source == model.source
+    assert found.choice.origin == "model"
+    with choices.using(choice):
+        assert isinstance(lowering.lower(mass(3), EXTENTS, "cuda"), Declined)
+
+
+# ---- Files -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"format": 1}',
+        '{"format": 999, "choices": {}}',
+        '{"format": 1, "choices": []}',
+        '{"format": 1, "choices": {"sm_90": 3}}',
+        '{"format": 1, "choices": {"sm_90": {"x": 3}}}',
+        "[" * 100_000,
+    ],
+    ids=lambda x: x[:40],
+)
+def test_a_damaged_file_is_ignored(folder: Path, content: str) -> None:
+    file = folder / "cache" / "choices.json"
+    file.parent.mkdir()
+    file.write_text(content)
+    with pytest.warns(UserWarning, match="damaged") as caught:
+        assert chosen() == MODEL
+        assert chosen() == MODEL
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        remember(TUNED)
+        assert chosen() == TUNED
+
+
+@pytest.mark.parametrize(
+    "entry", [{"parameters": 3}, {"parameters": None}, {"plain": False}, {"other": 1}], ids=str
+)
+def test_an_odd_entry_is_the_models_choice(folder: Path, entry: dict[str, Any]) -> None:
+    choices.remember(ARCH, choices.entry_name(mass(3), EXTENTS), entry)
+    assert chosen() == MODEL
+
+
+def test_another_version_is_ignored(folder: Path) -> None:
+    path = remember(TUNED)
+    content = json.loads(path.read_text())
+    (entry,) = content["choices"][ARCH].values()
+    assert entry["version"] == jm.__version__
+    entry["version"] = "0.0.0"
+    path.write_text(json.dumps(content))
+    assert chosen() == MODEL
+    # A table belongs to the package that it ships with.
+    shipped(TUNED)
+    assert chosen() == TUNED
+
+
+def test_writers_do_not_lose_each_others_entries(folder: Path) -> None:
+    code = (
+        "import sys; from jaxmagma import choices\n"
+        "for n in range(20): choices.remember('sm_90', f'{sys.argv[1]}-{n}', {'plain': True})"
+    )
+    writers = [
+        subprocess.Popen([sys.executable, "-P", "-c", code, str(number)]) for number in range(3)
+    ]
+    assert [writer.wait() for writer in writers] == [0] * 3
+    book = choices.user_cache()
+    assert book is not None
+    assert sorted(book.entries(ARCH)) == sorted(f"{w}-{n}" for w in range(3) for n in range(20))
+    assert {x.name for x in book.path.parent.iterdir()} == {"choices.json", "choices.json.lock"}
+
+
+def test_without_a_cache_this_process_remembers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAXMAGMA_CACHE_DIR", "off")
+    assert remember(TUNED) is None
+    assert (chosen(), chosen().origin) == (TUNED, "this process")
+
+
+def test_a_folder_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "file").write_text("")
+    monkeypatch.setenv("JAXMAGMA_CACHE_DIR", str(folder / "file" / "cache"))
+    with pytest.warns(UserWarning, match="cannot be written"):
+        assert remember(TUNED) is None
+    assert chosen() == TUNED
+
+
+def test_the_folder_is_that_of_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = pytest.importorskip("jaxmagma._cuda")
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/base")
+    for name in (None, "/some/where", "off", "", None):
+        if name is None:
+            monkeypatch.delenv("JAXMAGMA_CACHE_DIR", raising=False)
+        else:
+            monkeypatch.setenv("JAXMAGMA_CACHE_DIR", name)
+        assert str(choices.cache_folder() or "") == cuda.cache_folder()
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+
+def test_shipped_tables_can_be_read() -> None:
+    folder = Path(jm.__file__).parent / "tables"
+    for file in folder.glob("*.json"):
+        entries = Book(file, "").entries(file.stem)
+        assert entries
+        for entry in entries.values():
+            assert choices.decoded(entry, "").is_model or set(entry) & {"parameters", "plain"}
+
+
+# ---- On this machine -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cpu_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("JAXMAGMA_CACHE_DIR", str(tmp_path))
+    return choices.architecture("cpu")
+
+
+TABLE = np.random.default_rng(0).random((4, 3))
+
+
+def interpolate(u: jax.Array) -> jax.Array:
+    return jm.einsum("xa,yb,eab->exy", TABLE, TABLE, u)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="looks at the CPU's kernel")
+def test_later_calls_and_explain(cpu_cache: str) -> None:
+    u = jax.random.uniform(jax.random.key(0), (1000, 3, 3), np.float64)
+    (before,) = jm.explain(interpolate, u, quiet=True)
+    assert before.choice == "chosen by the model"
+    wanted = jax.jit(interpolate)(u)
+    text = jax.jit(interpolate).lower(u).as_text()
+    assert before.program is not None
+    name = choices.entry_name(before.program, (1000,))
+    choices.remember(cpu_cache, name, {"parameters": {"block": 4}})
+    jax.clear_caches()
+    (after,) = jm.explain(interpolate, u, quiet=True)
+    assert after.choice == "block=4 (user cache)"
+    assert after.choice in str(after)
+    assert jax.jit(interpolate).lower(u).as_text() != text
+    np.testing.assert_array_equal(jax.jit(interpolate)(u), wanted)
+    choices.remember(cpu_cache, name, {"plain": True})
+    (plain,) = jm.explain(interpolate, u, quiet=True)
+    assert not plain.fused and plain.choice == "plain JAX (user cache)"
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="looks at the CPU's kernel")
+def test_using_makes_jit_compile_anew() -> None:
+    u = jax.random.uniform(jax.random.key(0), (1000, 3, 3), np.float64)
+    fn = jax.jit(interpolate)
+    text = fn.lower(u).as_text()
+    with choices.using(Choice.of({"block": 2}, "")):
+        assert fn.lower(u).as_text() != text
+        np.testing.assert_array_equal(fn(u), interpolate(u))
+    with choices.using(PLAIN):
+        assert "jaxmagma_cpu" not in fn.lower(u).as_text()
+    assert fn.lower(u).as_text() == text
