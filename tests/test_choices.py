@@ -153,7 +153,6 @@ def test_lowering_uses_what_is_known(folder: Path) -> None:
         {"no_such_parameter": 1},
         {"groups": 2},
         {"threads": "many"},
-        {"threads": 0},
         {"pack": 0},
     ],
     ids=str,

@@ -13,6 +13,7 @@ from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
+from jax.interpreters import partial_eval
 
 from jaxmagma import choices
 from jaxmagma.choices import MODEL, Choice
@@ -222,8 +223,10 @@ def programs(
     """
     with plain_calls() as plain:
         jaxpr = jax.make_jaxpr(function)(*args)
+    # XLA does not run what no result needs, such as the function in its own gradient.
+    needed, _ = partial_eval.dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.out_avals))
     found: dict[tuple[ElementProgram, tuple[int, ...]], None] = {}
-    for equation in applications(jaxpr.jaxpr):
+    for equation in applications(needed):
         program = equation.params["program"]
         found[program, program.batch_extents([x.aval.shape for x in equation.invars])] = None
     if not found:
