@@ -35,7 +35,7 @@ from jaxmagma.tune.space import SPACES, Space, one, together
 from tests.cuda_programs import chain, mass, product
 
 
-Times = Callable[[Mapping[str, Any]], float]
+Times = Callable[[Any], float]
 EXTENTS = (100_000,)
 
 

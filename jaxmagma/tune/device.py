@@ -27,7 +27,7 @@ CPU_CACHE_BYTES = 32 << 20
 MOST_SETS = 64
 POOL = 1 << 22  # random numbers, from which all arrays are cut
 # A round of calls takes so many seconds, or one call.
-ROUND_SECONDS = {"cuda": 0.008, "cpu": 0.02}
+ROUND_SECONDS = {"cuda": 0.005, "cpu": 0.02}
 MOST_CALLS = 200
 
 Executable = Callable[..., Any]

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -203,13 +203,19 @@ def tune(
     """
     function, arguments = as_function(target, args, options)
     tasks = list(programs(function, *arguments))
+    platform = platform_of(_device())
     deadline = time.perf_counter() + seconds
     found = []
+    changed = False
     for left, (program, extents) in zip(range(len(tasks), 0, -1), tasks, strict=True):
+        before = choices.choose(program, extents, platform)
         share = max(0.0, deadline - time.perf_counter()) / left
         found.append(tune_program(program, extents, seconds=share, store=store))
+        changed |= store and found[-1].winner.choice != before
         if not quiet:
             print(found[-1])
+    if changed:
+        jax.clear_caches()
     return tuple(found) if callable(target) else found[0]
 
 
@@ -242,12 +248,12 @@ def tune_program(
     seconds: float = 60.0,
     store: bool = True,
 ) -> Tuning:
-    """Tunes one program with arrays of these extents.
+    """Tunes one program with arrays of these extents; functions compiled before keep their kernels.
 
     Raises:
       ValueError: there is no backend, or nothing that could be different.
     """
-    device = min(jnp.zeros(()).devices(), key=lambda x: x.id)
+    device = _device()
     platform = platform_of(device)
     if platform not in SPACES:
         raise ValueError(f"jm.tune: there is no backend for {platform}")
@@ -259,17 +265,17 @@ def tune_program(
     incumbent = None if before.is_model else before
     search = Search(machine, SPACES[platform], backend.Parameters, seconds, incumbent)
     found = search.run()
-    stored = None
     tuning = as_tuning(found, program, extents, machine.arch, time.perf_counter() - started)
-    if store:
-        stored = choices.remember(
-            machine.arch,
-            choices.entry_name(program, extents),
-            entry(tuning, device.device_kind),
-        )
-        if tuning.winner.choice != before:
-            jax.clear_caches()
-    return tuning if stored is None else Tuning(**{**vars(tuning), "stored": stored})
+    if not store:
+        return tuning
+    kept = entry(tuning, device.device_kind)
+    name = choices.entry_name(program, extents)
+    return replace(tuning, stored=choices.remember(machine.arch, name, kept))
+
+
+def _device() -> jax.Device:
+    """Where calls run, here and now."""
+    return min(jnp.zeros(()).devices(), key=lambda x: x.id)
 
 
 def entry(tuning: Tuning, device: str, name: str = "") -> dict[str, Any]:
