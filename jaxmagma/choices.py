@@ -30,6 +30,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxmagma import native
 from jaxmagma.program import Constant, ElementProgram, Gather
 
 
@@ -79,7 +80,11 @@ PLAIN = Choice(plain=True)
 
 @functools.lru_cache(maxsize=4096)
 def key(program: ElementProgram) -> str:
-    """A stable name for the program's structure: the same for other values of its constants."""
+    """A stable name for the program's structure: the same for other values of its constants.
+
+    A new field of a program or of an operation changes all names: what is known by the old ones is
+    not found any more.
+    """
     text = json.dumps(_structure(program), separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
@@ -109,8 +114,6 @@ def size_class(program: ElementProgram, extents: Sequence[int]) -> str:
 def architecture(platform: str) -> str:
     """Devices for which the same choice is best, such as ``sm_90``; empty if there is no device."""
     if platform == "cpu":
-        from jaxmagma import native
-
         module = native.load("cpu")
         found = module if isinstance(module, str) else module.instruction_set()
         return "" if isinstance(module, str) else f"{machine.machine()}_{found}"

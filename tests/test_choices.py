@@ -15,6 +15,7 @@ import jaxmagma as jm
 from jaxmagma import choices, lowering
 from jaxmagma.choices import MODEL, PLAIN, Book, Choice
 from jaxmagma.lowering.kernel import Declined, Kernel
+from jaxmagma.tune import suite, tuner
 from tests import cuda_fused
 from tests.cuda_programs import chain, contraction, mass, product
 
@@ -269,13 +270,22 @@ def test_the_folder_is_that_of_compiled_kernels(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
 
 
-def test_shipped_tables_can_be_read() -> None:
-    folder = Path(jm.__file__).parent / "tables"
-    for file in folder.glob("*.json"):
-        entries = Book(file, "").entries(file.stem)
-        assert entries
-        for entry in entries.values():
-            assert choices.decoded(entry, "").is_model or set(entry) & {"parameters", "plain"}
+SHIPPED = sorted((Path(jm.__file__).parent / "tables").glob("*.json"))
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda x: x.stem)
+def test_shipped_tables_serve_the_suite(file: Path) -> None:
+    """Its names are those of today's programs, and its parameters those of today's kernels."""
+    platform = "cuda" if file.stem.startswith("sm_") else "cpu"
+    entries = {x["name"]: (n, x) for n, x in Book(file, "").entries(file.stem).items()}
+    cases = [x for x in (suite.bk1(3), suite.chain(8), suite.bk3(2)) if x.name in entries]
+    assert cases
+    for case in cases:
+        ((program, extents),) = tuner.programs(case.function, *case.arguments(1e9))
+        name, entry = entries[case.name]
+        assert name == choices.entry_name(program, extents)
+        with choices.using(choices.decoded(entry, "")):
+            assert isinstance(lowering.lower(program, extents, platform), Kernel)
 
 
 # ---- On this machine -------------------------------------------------------------------------
@@ -326,3 +336,31 @@ def test_using_makes_jit_compile_anew() -> None:
     with choices.using(PLAIN):
         assert "jaxmagma_cpu" not in fn.lower(u).as_text()
     assert fn.lower(u).as_text() == text
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="runs the CPU's kernel")
+@pytest.mark.parametrize(
+    ("spec", "shapes", "most"),
+    [
+        ("xa,yb,eab->exy", ((4, 3), (4, 3), (1003, 3, 3)), 8),
+        ("xi,exy,xk,ekl->eil", ((4, 3), (203, 4, 2), (4, 3), (203, 3, 2)), 8),
+        ("xa,yb,eab,exy->x", ((4, 3), (4, 3), (1003, 3, 3), (1003, 4, 4)), 8),
+        ("eij,ejk->eik", ((1003, 5, 6), (1003, 6, 7)), 64),
+    ],
+)
+def test_results_do_not_depend_on_the_block(
+    spec: str, shapes: tuple[tuple[int, ...], ...], most: int
+) -> None:
+    rng = np.random.default_rng(0)
+    arrays = [jax.numpy.asarray(rng.uniform(-1, 1, shape)) for shape in shapes]
+    function = jax.jit(lambda *arrays: jm.einsum(spec, *arrays))
+    texts = set()
+    for block in (1, 2, 4, 8, 16, 64, 128):
+        with choices.using(Choice.of({"block": block}, "")):
+            text = function.lower(*arrays).as_text()
+            assert ("jaxmagma_cpu" in text) == (block <= most)
+            texts.add(text)
+            np.testing.assert_allclose(
+                function(*arrays), np.einsum(spec, *arrays), rtol=1e-12, atol=1e-12
+            )
+    assert len(texts) >= 5
