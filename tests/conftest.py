@@ -89,6 +89,20 @@ def standard_promotion() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def cuda_lowering(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """CUDA kernels are generated even by a build that cannot run them."""
+    from jaxmagma import lowering, native
+
+    load = native.load
+    monkeypatch.setattr(
+        native, "load", lambda platform: native if platform == "cuda" else load(platform)
+    )
+    lowering._lower.cache_clear()
+    yield
+    lowering._lower.cache_clear()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _clear_caches() -> Iterator[None]:
     """Compiled programs are rarely shared between files; thousands of them fill the memory."""

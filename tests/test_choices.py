@@ -26,7 +26,7 @@ TUNED = Choice.of({"elements": 2, "threads": 256}, "test")
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda_lowering: None) -> Path:
     """A user's cache of this test's own, on a machine that has an H200."""
     monkeypatch.setenv("JAXMAGMA_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(choices, "TABLES", tmp_path / "tables")
@@ -274,7 +274,7 @@ SHIPPED = sorted((Path(jm.__file__).parent / "tables").glob("*.json"))
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda x: x.stem)
-def test_shipped_tables_serve_the_suite(file: Path) -> None:
+def test_shipped_tables_serve_the_suite(file: Path, cuda_lowering: None) -> None:
     """Its names are those of today's programs, and its parameters those of today's kernels."""
     platform = "cuda" if file.stem.startswith("sm_") else "cpu"
     entries = {x["name"]: (n, x) for n, x in Book(file, "").entries(file.stem).items()}

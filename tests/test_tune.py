@@ -35,6 +35,8 @@ from jaxmagma.tune.space import SPACES, Space, one, together
 from tests.cuda_programs import chain, mass, product
 
 
+pytestmark = pytest.mark.usefixtures("cuda_lowering")
+
 Times = Callable[[Any], float]
 EXTENTS = (100_000,)
 
