@@ -11,7 +11,7 @@ on-chip memory, so it is moved to where it costs nothing:
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +33,11 @@ from jaxmagma.program import (
 
 
 Terms = Sequence[tuple[int, str]]
+
+# What is asked of a value: one of the builder's generators, and its arguments.  What the generator
+# needs of the value's operands it yields, to be sent it.
+Part = tuple[Any, ...]
+Making = Generator[Part, Any, Any]
 
 
 def row_major(tile: Sequence[int]) -> tuple[int, ...]:
@@ -59,6 +64,20 @@ class Built:
     lost: tuple[tuple[int, ...], ...]
 
 
+@dataclass(frozen=True)
+class _Known:
+    """What is known of a value.
+
+    ``stack`` is the axis and the tiles of one that is a stack; ``is_map`` says that it is a
+    pointwise function of others, or made of such values.
+    """
+
+    batch: frozenset[int]
+    dtype: np.dtype
+    is_map: bool = False
+    stack: tuple[int, tuple[int, ...]] | None = None
+
+
 class Builder:
     """Appends operations to a program of ``batch_rank`` batch axes; values are numbers."""
 
@@ -66,46 +85,29 @@ class Builder:
         self.batch_rank = batch_rank
         self.precision = precision
         self._values: list[Input | Operation] = []
+        self._known: list[_Known] = []
         self._numbers: dict[Any, int] = {}
-        self._stacks: dict[int, tuple[int, list[int]] | None] = {}
-        self._inputs: dict[int, frozenset[int]] = {}
+        self._parts: dict[Part, Any] = {}
 
     def tile(self, value: int) -> tuple[int, ...]:
         return self._values[value].tile
 
     def batch(self, value: int) -> frozenset[int]:
         """The batch axes a value depends on."""
-        inputs = (x for n in self.inputs(value) if isinstance(x := self._values[n], Input))
-        return frozenset(axis for x in inputs for axis in x.batch)
+        return self._known[value].batch
 
     def dtype(self, value: int) -> np.dtype:
-        operation = self._values[value]
-        if isinstance(operation, Input):
-            return operation.dtype
-        return self.dtype(operation.operands[0])
-
-    def inputs(self, value: int) -> frozenset[int]:
-        """The inputs a value depends on."""
-        if value not in self._inputs:
-            operation = self._values[value]
-            if isinstance(operation, Input):
-                self._inputs[value] = frozenset([value])
-            else:
-                found = (self.inputs(x) for x in operation.operands)
-                self._inputs[value] = frozenset().union(*found)
-        return self._inputs[value]
+        return self._known[value].dtype
 
     def is_map(self, value: int) -> bool:
-        """Whether a value is a pointwise function of others, or a stack of such values."""
-        operation = self._values[value]
-        if isinstance(operation, Place):
-            return all(map(self.is_map, operation.operands))
-        return isinstance(operation, Map)
+        """Whether a value is a pointwise function of others, or is made of such values."""
+        return self._known[value].is_map
 
     # ---- Inputs ----------------------------------------------------------------------------------
 
     def input(self, operand: Input) -> int:
         self._values.append(operand)
+        self._known.append(_Known(frozenset(operand.batch), operand.dtype))
         return len(self._values) - 1
 
     def constant(self, array: np.ndarray) -> int:
@@ -136,7 +138,7 @@ class Builder:
         if label is not None:
             rest = output.replace(label, "")
             parts = [
-                self.contract(self._at(terms, label, k), rest, extents)
+                self.contract(self._part(Builder._at, tuple(terms), label, k), rest, extents)
                 for k in range(extents[label])
             ]
             return self.stack(parts, output.index(label)) if label in output else self.sum(parts)
@@ -156,7 +158,9 @@ class Builder:
         if label is not None:
             rest = output.replace(label, "")
             parts = [
-                self.pointwise(function, self._at(terms, label, k), rest, extents)
+                self.pointwise(
+                    function, self._part(Builder._at, tuple(terms), label, k), rest, extents
+                )
                 for k in range(extents[label])
             ]
             return self.stack(parts, output.index(label))
@@ -165,7 +169,7 @@ class Builder:
 
     def sum(self, values: Sequence[int]) -> int:
         places = [x for value in values if isinstance(x := self._values[value], Place)]
-        if len(places) == len(values) > 1 and all(self._as_stack(x) is None for x in values):
+        if len(places) == len(values) > 1 and not any(self._known[x].stack for x in values):
             # Parts of one tile: placed together they need no additions.
             pieces = [piece for place in places for piece in place.pieces]
             return self.place(pieces, places[0].tile)
@@ -190,18 +194,85 @@ class Builder:
 
     def index(self, value: int, axis: int, k: int) -> int:
         """``value[..., k, ...]``."""
+        return int(self._part(Builder._index, value, axis, k))
+
+    def slice(self, value: int, axis: int, start: int, step: int, count: int) -> int:
+        """``count`` steps along an axis, which may go backwards."""
+        return int(self._part(Builder._slice, value, axis, start, step, count))
+
+    def reshape(self, value: int, tile: tuple[int, ...]) -> int:
+        """The same values in the same order."""
+        return int(self._part(Builder._reshape, value, tile))
+
+    def view(self, value: int, offset: int, strides: tuple[int, ...], tile: tuple[int, ...]) -> int:
+        """Some values of a tile in memory; see :class:`View`."""
+        while True:
+            operation = self._values[value]
+            if (offset, strides, tile) == (0, row_major(operation.tile), operation.tile):
+                return value
+            if isinstance(operation, Input) and operation.constant is not None:
+                flat = operation.constant.array.reshape(-1)
+                return self.constant(flat[places(offset, strides, tile)])
+            if not isinstance(operation, View):
+                break
+            composed = _composed(operation, offset, strides, tile)
+            if composed is None:
+                break
+            value, (offset, strides) = operation.operand, composed
+        return self._append(View(value, offset, strides, tile))
+
+    def stack(self, values: Sequence[int], axis: int) -> int:
+        """Equal tiles side by side, along a new axis."""
+        below = self.tile(values[0])
+        tile = (*below[:axis], len(values), *below[axis:])
+        strides = row_major(tile)
+        rest = strides[:axis] + strides[axis + 1 :]
+        return self.place([(x, n * strides[axis], rest) for n, x in enumerate(values)], tile)
+
+    def place(
+        self, pieces: Iterable[tuple[int, int, tuple[int, ...]]], tile: tuple[int, ...]
+    ) -> int:
+        return self._append(Place(tuple(pieces), tile))
+
+    # ---- Parts of values -------------------------------------------------------------------------
+
+    def _part(self, *wanted: Any) -> Any:
+        """A part of a value, made of parts of its operands: those first, and each of them once.
+
+        Of a value that is used twice there are twice as many ways to each of its operands, and a
+        chain of operations may be longer than Python's stack is deep.
+        """
+        if wanted in self._parts:
+            return self._parts[wanted]
+        making: list[tuple[Part, Making]] = [(wanted, wanted[0](self, *wanted[1:]))]
+        made = None
+        while making:
+            part, steps = making[-1]
+            try:
+                needed = steps.send(made)
+            except StopIteration as end:
+                made = self._parts[part] = end.value
+                making.pop()
+                continue
+            made = self._parts.get(needed)
+            if made is None:
+                making.append((needed, needed[0](self, *needed[1:])))
+        return made
+
+    def _index(self, value: int, axis: int, k: int) -> Making:
         tile = self.tile(value)
-        stack = self._as_stack(value)
+        stack = self._known[value].stack
         if stack is not None:
             stacked, parts = stack
             if stacked == axis:
                 return parts[k]
             below = axis - (axis > stacked)
-            return self.stack([self.index(x, below, k) for x in parts], stacked - (axis < stacked))
+            found = yield from _each((Builder._index, x, below, k) for x in parts)
+            return self.stack(found, stacked - (axis < stacked))
         operation = self._values[value]
         if isinstance(operation, Contract | Map) and self._comes_apart(operation, axis):
             label = operation.output[axis]
-            terms = self._at(operation.terms, label, k)
+            terms = yield from self._at(operation.terms, label, k)
             return self._again(operation, terms, operation.output.replace(label, ""))
         strides = row_major(tile)
         rest = tuple(n for n in range(len(tile)) if n != axis)
@@ -230,18 +301,30 @@ class Builder:
             if label in labels
         )
 
-    def slice(self, value: int, axis: int, start: int, step: int, count: int) -> int:
-        """``count`` steps along an axis, which may go backwards."""
+    def _at(self, terms: Terms, label: str, k: int) -> Making:
+        """The terms at one place along a label."""
+        found = []
+        for value, labels in terms:
+            while label in labels:
+                axis = labels.index(label)
+                value = yield Builder._index, value, axis, k
+                labels = labels[:axis] + labels[axis + 1 :]
+            found.append((value, labels))
+        return found
+
+    def _slice(self, value: int, axis: int, start: int, step: int, count: int) -> Making:
         tile = self.tile(value)
         if (start, step, count) == (0, 1, tile[axis]):
             return value
-        stack = self._as_stack(value)
+        where = (start, step, count)
+        stack = self._known[value].stack
         if stack is not None:
             stacked, parts = stack
             if stacked == axis:
                 return self.stack([parts[start + n * step] for n in range(count)], axis)
             below = axis - (axis > stacked)
-            return self.stack([self.slice(x, below, start, step, count) for x in parts], stacked)
+            found = yield from _each((Builder._slice, x, below, *where) for x in parts)
+            return self.stack(found, stacked)
         operation = self._values[value]
         if isinstance(operation, Contract | Map):
             label = operation.output[axis]
@@ -249,7 +332,7 @@ class Builder:
             for operand, labels in operation.terms:
                 for position, x in enumerate(labels):
                     if x == label:
-                        operand = self.slice(operand, position, start, step, count)
+                        operand = yield Builder._slice, operand, position, *where
                 terms.append((operand, labels))
             sizes = {**operation.extents, label: count}
             return self._again(operation, terms, operation.output, sizes)
@@ -259,55 +342,82 @@ class Builder:
         shape = tuple(count if n == axis else x for n, x in enumerate(tile))
         return self.view(value, offset, tuple(strides), shape)
 
-    def view(self, value: int, offset: int, strides: tuple[int, ...], tile: tuple[int, ...]) -> int:
-        """Some values of a tile in memory; see :class:`View`."""
-        operation = self._values[value]
-        if (offset, strides, tile) == (0, row_major(self.tile(value)), self.tile(value)):
-            return value
-        if isinstance(operation, Input) and operation.constant is not None:
-            flat = operation.constant.array.reshape(-1)
-            return self.constant(flat[places(offset, strides, tile)])
-        if isinstance(operation, View):
-            composed = _composed(operation, offset, strides, tile)
-            if composed is not None:
-                return self.view(operation.operand, *composed, tile)
-        return self._append(View(value, offset, strides, tile))
-
-    def reshape(self, value: int, tile: tuple[int, ...]) -> int:
-        """The same values in the same order."""
+    def _reshape(self, value: int, tile: tuple[int, ...]) -> Making:
         old = self.tile(value)
         if old == tile:
             return value
-        stacked = self._as_stack(value) is not None
+        stacked = self._known[value].stack is not None
         operation = self._values[value]
         if not stacked and not isinstance(operation, Contract | Map):
             return self.view(value, 0, row_major(tile), tile)
         if 1 in old:
-            return self.reshape(self.index(value, old.index(1), 0), tile)
+            part = yield Builder._index, value, old.index(1), 0
+            return (yield Builder._reshape, part, tile)
         if 1 in tile:
-            value = self.reshape(value, tuple(x for x in tile if x > 1))
+            value = yield Builder._reshape, value, tuple(x for x in tile if x > 1)
             labels = letters(len(tile))
             own = "".join(x for x, extent in zip(labels, tile, strict=True) if extent > 1)
             return self.relabel(value, own, labels, dict(zip(labels, tile, strict=True)))
         groups = _groups(old, tile)
         if stacked:
-            return self._restacked(value, tile, groups)
+            return (yield from self._restacked(value, tile, groups))
         if isinstance(operation, Contract | Map) and all(len(x) == 1 for x, _ in groups):
-            return self._split(operation, groups)
+            return (yield from self._split(operation, groups))
         return self.view(value, 0, row_major(tile), tile)
 
-    def stack(self, values: Sequence[int], axis: int) -> int:
-        """Equal tiles side by side, along a new axis."""
-        below = self.tile(values[0])
-        tile = (*below[:axis], len(values), *below[axis:])
-        strides = row_major(tile)
-        rest = strides[:axis] + strides[axis + 1 :]
-        return self.place([(x, n * strides[axis], rest) for n, x in enumerate(values)], tile)
+    def _split(
+        self, operation: Contract | Map, groups: Sequence[tuple[list[int], list[int]]]
+    ) -> Making:
+        """Axes of a result become several, and those of its operands as well."""
+        extents = dict(operation.extents)
+        spare = (x for n in range(1000) if (x := chr(0x4E00 + n)) not in extents)
+        parts: dict[str, str] = {}
+        for (axis,), shape in groups:
+            label = operation.output[axis]
+            if len(shape) == 1:
+                continue
+            parts[label] = "".join(next(spare) for _ in shape)
+            extents.update(zip(parts[label], shape, strict=True))
+        terms = []
+        for value, labels in operation.terms:
+            tile = tuple(extents[y] for x in labels for y in parts.get(x, x))
+            value = yield Builder._reshape, value, tile
+            terms.append((value, "".join(parts.get(x, x) for x in labels)))
+        output = "".join(parts.get(x, x) for x in operation.output)
+        return self._again(operation, terms, output, extents)
 
-    def place(
-        self, pieces: Iterable[tuple[int, int, tuple[int, ...]]], tile: tuple[int, ...]
-    ) -> int:
-        return self._append(Place(tuple(pieces), tile))
+    def _restacked(
+        self, value: int, tile: tuple[int, ...], groups: Sequence[tuple[list[int], list[int]]]
+    ) -> Making:
+        """A reshaped stack: its axes that change are taken apart and stacked anew."""
+        old = self.tile(value)
+        changed = [n for before, after in groups for n in before if [old[n]] != after]
+        parts = np.empty([old[n] for n in changed], object)
+        for at in np.ndindex(*parts.shape):
+            part = value
+            for axis, k in reversed(list(zip(changed, at, strict=True))):
+                part = yield Builder._index, part, axis, k
+            parts[at] = part
+        new_axes: list[int] = []
+        shape: list[int] = []
+        position = 0
+        for before, after in groups:
+            if [old[n] for n in before] != after:
+                new_axes += range(position, position + len(after))
+                shape += after
+            position += len(after)
+        parts = parts.reshape(shape)
+
+        def build(parts: Any, axes: Sequence[int]) -> int:
+            if not axes:
+                return int(parts if not isinstance(parts, np.ndarray) else parts.item())
+            # Axes are added from the last to the first: the outermost is the outermost stack.
+            return self.stack([build(x, axes[1:]) for x in parts], axes[0])
+
+        # Each inner stack lacks the axes outside of it, which stand before its own.
+        made = build(parts, [axis - n for n, axis in enumerate(new_axes)])
+        assert self.tile(made) == tile, (self.tile(made), tile)
+        return made
 
     # ---- How they are simplified -----------------------------------------------------------------
 
@@ -332,21 +442,10 @@ class Builder:
     def _stacked_label(self, terms: Terms) -> str | None:
         """A label along which an operand is a stack."""
         for value, labels in terms:
-            stack = self._as_stack(value)
+            stack = self._known[value].stack
             if stack is not None:
                 return labels[stack[0]]
         return None
-
-    def _at(self, terms: Terms, label: str, k: int) -> list[tuple[int, str]]:
-        """The terms at one place along a label."""
-        found = []
-        for value, labels in terms:
-            while label in labels:
-                axis = labels.index(label)
-                value = self.index(value, axis, k)
-                labels = labels[:axis] + labels[axis + 1 :]
-            found.append((value, labels))
-        return found
 
     def _again(
         self,
@@ -361,15 +460,8 @@ class Builder:
             return self.pointwise(operation.function, terms, output, sizes)
         return self.contract(terms, output, sizes)
 
-    def _as_stack(self, value: int) -> tuple[int, list[int]] | None:
-        """The axis and the tiles of a value that is a stack."""
-        if value not in self._stacks:
-            self._stacks[value] = self._find_stack(self._values[value])
-        return self._stacks[value]
-
-    def _find_stack(self, place: Input | Operation) -> tuple[int, list[int]] | None:
-        if not isinstance(place, Place):
-            return None
+    def _stack(self, place: Place) -> tuple[int, tuple[int, ...]] | None:
+        """The axis and the tiles, if it is a stack."""
         strides = row_major(place.tile)
         for axis, extent in enumerate(place.tile):
             rest = strides[:axis] + strides[axis + 1 :]
@@ -378,62 +470,8 @@ class Builder:
                 offset == n * strides[axis] and own == rest and self.tile(x) == below
                 for n, (x, offset, own) in enumerate(place.pieces)
             ):
-                return axis, list(place.operands)
+                return axis, place.operands
         return None
-
-    def _split(
-        self, operation: Contract | Map, groups: Sequence[tuple[list[int], list[int]]]
-    ) -> int:
-        """Axes of a result become several, and those of its operands as well."""
-        extents = dict(operation.extents)
-        spare = (x for n in range(1000) if (x := chr(0x4E00 + n)) not in extents)
-        parts: dict[str, str] = {}
-        for (axis,), shape in groups:
-            label = operation.output[axis]
-            if len(shape) == 1:
-                continue
-            parts[label] = "".join(next(spare) for _ in shape)
-            extents.update(zip(parts[label], shape, strict=True))
-        terms = []
-        for value, labels in operation.terms:
-            tile = tuple(extents[y] for x in labels for y in parts.get(x, x))
-            value = self.reshape(value, tile)
-            terms.append((value, "".join(parts.get(x, x) for x in labels)))
-        output = "".join(parts.get(x, x) for x in operation.output)
-        return self._again(operation, terms, output, extents)
-
-    def _restacked(
-        self, value: int, tile: tuple[int, ...], groups: Sequence[tuple[list[int], list[int]]]
-    ) -> int:
-        """A reshaped stack: its axes that change are taken apart and stacked anew."""
-        old = self.tile(value)
-        changed = [n for before, after in groups for n in before if [old[n]] != after]
-        parts = np.empty([old[n] for n in changed], object)
-        for at in np.ndindex(*parts.shape):
-            part = value
-            for axis, k in reversed(list(zip(changed, at, strict=True))):
-                part = self.index(part, axis, k)
-            parts[at] = part
-        new_axes: list[int] = []
-        shape: list[int] = []
-        position = 0
-        for before, after in groups:
-            if [old[n] for n in before] != after:
-                new_axes += range(position, position + len(after))
-                shape += after
-            position += len(after)
-        parts = parts.reshape(shape)
-
-        def build(parts: Any, axes: Sequence[int]) -> int:
-            if not axes:
-                return int(parts if not isinstance(parts, np.ndarray) else parts.item())
-            # Axes are added from the last to the first: the outermost is the outermost stack.
-            return self.stack([build(x, axes[1:]) for x in parts], axes[0])
-
-        # Each inner stack lacks the axes outside of it, which stand before its own.
-        made = build(parts, [axis - n for n, axis in enumerate(new_axes)])
-        assert self.tile(made) == tile, (self.tile(made), tile)
-        return made
 
     def copy(self, operation: Operation, numbers: Mapping[int, int]) -> int:
         """Appends another program's operation, its operands renumbered."""
@@ -442,7 +480,13 @@ class Builder:
     def _append(self, operation: Operation) -> int:
         key = _canonical(operation)
         if key not in self._numbers:
+            operands = [self._known[x] for x in operation.operands]
+            batch = frozenset[int]().union(*(x.batch for x in operands))
+            is_map, stack = isinstance(operation, Map), None
+            if isinstance(operation, Place):
+                is_map, stack = all(x.is_map for x in operands), self._stack(operation)
             self._values.append(operation)
+            self._known.append(_Known(batch, operands[0].dtype, is_map, stack))
             self._numbers[key] = len(self._values) - 1
         return self._numbers[key]
 
@@ -474,6 +518,13 @@ class Builder:
         )
         lost = tuple(tuple(n for n, a in enumerate(out.batch) if a not in axes) for out in outputs)
         return Built(program, tuple(kept), lost)
+
+
+def _each(parts: Iterable[Part]) -> Generator[Part, Any, list[int]]:
+    found = []
+    for part in parts:
+        found.append((yield part))
+    return found
 
 
 def places(offset: int, strides: Sequence[int], tile: Sequence[int]) -> np.ndarray:

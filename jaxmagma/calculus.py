@@ -232,10 +232,10 @@ def transpose(
                 missing = program.batch[number] - program.batch[value] - builder.batch(part)
                 if missing and isinstance(operation, Map | Place):
                     # Terms with different batch axes are added: this one counts once per element.
-                    like = [n for n in numbers.values() if builder.batch(n) >= missing]
-                    if not like:
+                    like = next((n for n in numbers.values() if builder.batch(n) >= missing), None)
+                    if like is None:
                         return None
-                    part = _counted(builder, part, like[0])
+                    part = _counted(builder, part, like)
                 pending.setdefault(value, []).append(part)
     outputs: list[list[tuple[Output, Scattered | None]]] = []
     for number, is_linear in zip(names, linear, strict=True):

@@ -17,6 +17,7 @@ in the middle work on the same fibres, which never leave the registers of a fuse
 """
 
 import functools
+import heapq
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -220,14 +221,19 @@ class Plan:
         }
         indexed = {x for step in self.steps if isinstance(step, Gather) for x in step.operands}
         inputs = range(len(self.program.inputs))
-        alive = [n for n in inputs if self.tiles[n].batched and n not in indexed]
-        most = sum(self.tiles[n].size for n in alive)
+        held = [n for n in inputs if self.tiles[n].batched and n not in indexed]
+        alive = [(self.last_use[n], self.tiles[n].size) for n in held]
+        heapq.heapify(alive)
+        now = most = sum(size for _, size in alive)
         for number, step in self.numbered_steps():
             if isinstance(step, View) or (isinstance(step, Pointwise) and number not in kept):
                 continue
-            alive.append(number)
-            most = max(most, sum(self.tiles[n].size for n in alive))
-            alive = [n for n in alive if self.last_use[n] > number]
+            size = self.tiles[number].size
+            heapq.heappush(alive, (self.last_use[number], size))
+            now += size
+            most = max(most, now)
+            while alive and alive[0][0] <= number:
+                now -= heapq.heappop(alive)[1]
         return most
 
 

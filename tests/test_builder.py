@@ -1,7 +1,7 @@
 """The builder's rewritings: each gives the same values, in the form that it promises."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -353,3 +353,70 @@ def test_what_was_taken_apart_and_put_together_again_is_recognised_by_its_parts(
     assert [t.builder.index(stack, 0, k) for k in range(3)] == parts
     assert all(isinstance(x, View | Place) for x in t.operations(stack))
     t.assert_is(stack, t.arrays[0])
+
+
+# ---- Long chains of operations -------------------------------------------------------------------
+
+PARTS: dict[str, Callable[[Builder, int], int]] = {
+    "component": lambda b, x: b.index(x, 0, 1),
+    "slice": lambda b, x: b.slice(x, 0, 3, -1, 2),
+    "reshaped": lambda b, x: b.reshape(x, (2, 2)),
+    "product with a stack": lambda b, x: b.map("mul", b.stack([b.index(x, 0, 0)] * 4, 0), x),
+}
+
+
+def chain(t: Tiles, links: int) -> int:
+    """``x -> x² + x``, so often: every value is used thrice."""
+    (x,) = t.numbers
+    for _ in range(links):
+        x = t.builder.map("add", t.builder.map("mul", x, x), x)
+    return x
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_of_a_chain_takes_work_in_proportion_to_its_length(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 0
+    append = Builder._append
+
+    def counting(self: Builder, operation: Operation) -> int:
+        nonlocal count
+        count += 1
+        return append(self, operation)
+
+    def work(links: int) -> int:
+        nonlocal count
+        t = Tiles((4,))
+        x = chain(t, links)
+        count = 0
+        PARTS[part](t.builder, x)
+        return count
+
+    monkeypatch.setattr(Builder, "_append", counting)
+    assert work(8) - work(6) == work(4) - work(2)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_of_a_chain_is_what_it_is_of_its_value(part: str) -> None:
+    t = Tiles((4,))
+    t.arrays[0] *= 0.1
+    x = chain(t, 3)
+    expected = t.arrays[0]
+    for _ in range(3):
+        expected = expected**2 + expected
+    whole = {
+        "component": expected[:, 1],
+        "slice": expected[:, 3:1:-1],
+        "reshaped": expected.reshape(-1, 2, 2),
+        "product with a stack": expected[:, :1] * expected,
+    }
+    t.assert_is(PARTS[part](t.builder, x), whole[part])
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_chain_may_be_longer_than_the_stack_is_deep(part: str) -> None:
+    t = Tiles((4,))
+    value = PARTS[part](t.builder, chain(t, 2000))
+    assert len(t.operations(value)) >= 4000
+    assert t.builder.dtype(value) == F64 and t.builder.batch(value) == {0}

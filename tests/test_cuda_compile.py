@@ -228,6 +228,11 @@ def test_declines() -> None:
     u = builder.input(Input((0, 1), (3,), np.dtype("float64")))
     mixed = builder.build([Output(u, (0,)), Output(u, (1,))]).program
     assert "different batch axes" in reason(mixed)
+    builder = Builder(1)
+    u = builder.input(Input((0,), (3,), np.dtype("float64")))
+    for _ in range(2001):
+        u = builder.map("sin", u)
+    assert "2001 steps" in reason(builder.build([Output(u, (0,))]).program)
 
 
 def test_groups_of_threads_are_warps() -> None:

@@ -721,6 +721,64 @@ def test_export(pair: tuple[jax.Array, ...]) -> None:
     assert_close(found, (plain(*pair), jax.grad(energy_of(plain))(*pair)))
 
 
+# ---- Long functions ------------------------------------------------------------------------------
+
+
+def powers(x: jax.Array, length: int) -> jax.Array:
+    for _ in range(length):
+        x = x - 0.5 * x * x
+    return x[0]
+
+
+def layers(x: jax.Array, length: int) -> jax.Array:
+    matrix = np.random.default_rng(0).uniform(-1, 1, (3, 3))
+    for _ in range(length):
+        x = jnp.tanh(matrix @ x)
+    return x
+
+
+def neighbours(x: jax.Array, length: int) -> jax.Array:
+    for _ in range(length):
+        x = x - 0.1 * jnp.sin(x[::-1]) * jnp.roll(x, 1)
+    return x
+
+
+def normalised(x: jax.Array, length: int) -> jax.Array:
+    for _ in range(length):
+        x = jnp.sin(x) / jnp.sqrt(1 + jnp.sum(x * x))
+    return x
+
+
+@pytest.mark.parametrize("function", [powers, layers, neighbours, normalised])
+@pytest.mark.usefixtures("standard_promotion")
+def test_programs_grow_like_the_function(function: Function) -> None:
+    """A value that is used twice is read once, in values and gradients."""
+    x = jnp.ones((ELEMENTS, 3))
+
+    def sizes(length: int) -> list[int]:
+        fused = jm.fuse(functools.partial(function, length=length))
+        found = [*programs(fused, x), *programs(jax.grad(energy_of(fused)), x)]
+        return [len(program.operations) for program in found]
+
+    for two, three, four in zip(*map(sizes, (8, 12, 16)), strict=True):
+        assert four - three == three - two > 0
+
+
+@pytest.mark.parametrize("function", [powers, layers])
+@pytest.mark.usefixtures("standard_promotion")
+def test_functions_longer_than_the_stack_is_deep(function: Function) -> None:
+    x = jnp.linspace(0.1, 1.0, 3 * ELEMENTS).reshape(ELEMENTS, 3)
+    found, expected = (
+        jax.value_and_grad(energy_of(transform(functools.partial(function, length=300))))
+        for transform in (jm.fuse, jax.vmap)
+    )
+    with plain_calls() as calls:
+        results = jax.jit(found)(x)
+    assert calls == []
+    # XLA takes very long to compile the plain function as a whole.
+    assert_close(results, expected(x))
+
+
 # ---- Errors --------------------------------------------------------------------------------------
 
 X = np.ones((ELEMENTS, 3))

@@ -41,6 +41,9 @@ TARGET = "jaxmagma_cuda"
 BGEMM_TARGET = "jaxmagma_cuda_bgemm"
 LARGEST_BGEMM = 32  # as in cuda/bgemm.h
 
+# A kernel of more steps takes minutes to schedule and to compile.
+MOST_STEPS = 2000
+
 # Blocks that share a sum: enough to fill any GPU several times over.
 SUM_BLOCKS = 2112
 
@@ -78,6 +81,8 @@ def _unsupported(plan: Plan) -> str | None:
     program = plan.program
     if program.batch_rank == 0:
         return "no operand has a batch axis"
+    if len(plan.steps) > MOST_STEPS:
+        return f"{len(plan.steps)} steps are more than the {MOST_STEPS} of one kernel"
     indices = {step.index for step in plan.steps if isinstance(step, Gather)}
     values = {tile.dtype for n, tile in enumerate(plan.tiles) if n not in indices}
     for dtype in values:

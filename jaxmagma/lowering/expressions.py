@@ -61,7 +61,7 @@ def units(plan: Plan, locations: Locations) -> tuple[list[list[int]], list[int]]
                 unit = position[x]
                 if (
                     unit >= 0
-                    and x in found[unit]
+                    and x not in locations.done
                     and shapes[unit] == step.shape
                     and labels == step.output_labels
                 ):

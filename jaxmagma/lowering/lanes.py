@@ -3,7 +3,9 @@
 See :mod:`jaxmagma.lowering.cpu` for the format.
 """
 
+import bisect
 import math
+import sys
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -54,20 +56,25 @@ class _Room:
 
     def __init__(self) -> None:
         self.size = 0
-        self._taken: dict[int, int] = {}
+        self._ends: dict[int, int] = {}  # of what is taken, by its start
+        self._gaps: list[tuple[int, int]] = [(0, sys.maxsize)]
 
     def take(self, size: int) -> int:
-        place = 0
-        for start, end in sorted(self._taken.items()):
-            if start - place >= size:
-                break
-            place = end
-        self._taken[place] = place + size
-        self.size = max(self.size, place + size)
-        return place
+        at = next(n for n, (start, end) in enumerate(self._gaps) if end - start >= size)
+        start, end = self._gaps[at]
+        self._gaps[at : at + 1] = [(start + size, end)] if start + size < end else []
+        self._ends[start] = start + size
+        self.size = max(self.size, start + size)
+        return start
 
     def free(self, place: int) -> None:
-        del self._taken[place]
+        start, end = place, self._ends.pop(place)
+        at = last = bisect.bisect(self._gaps, (start, end))
+        if at > 0 and self._gaps[at - 1][1] == start:
+            at, start = at - 1, self._gaps[at - 1][0]
+        if self._gaps[last][0] == end:
+            last, end = last + 1, self._gaps[last][1]
+        self._gaps[at:last] = [(start, end)]
 
 
 class Encoder:

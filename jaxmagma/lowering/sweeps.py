@@ -19,6 +19,7 @@ memory to a sweep of single values: one thread for each point, everything in reg
 what a program of pointwise operations alone becomes, however many they are.
 """
 
+import heapq
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -441,12 +442,34 @@ class Scheduler:
     def _joined(self, sweep: Sweep, group: list[int]) -> bool:
         """Adds steps to the sweep; it is of no use if one does not fit."""
         inside = set(group)
-        added: set[int] = set()
+        # Those that touch the sweep come first: they say what labels are called.
+        touching = [
+            n
+            for n in group
+            if any(x in sweep.tiles for x in self.todo[n].operands)
+            or as_mode(self.plan, self.todo[n]) is not None
+        ]
+        while touching:
+            before = len(sweep.moves)
+            if not self._drawn_in(sweep, heapq.heappop(touching), inside):
+                return False
+            for move in sweep.moves[before:]:
+                for consumer in self.consumers.get(move.result.tile, ()):
+                    if consumer in inside:
+                        heapq.heappush(touching, consumer)
+        if not inside <= sweep.tiles.keys():
+            return False
+        return sweep.single or live_registers(self.plan, sweep) <= LIVE_REGISTERS
 
-        def add(number: int, names: dict[str, str] | None) -> bool:
-            """Adds a step after those that it needs; ``names`` are of labels of its result."""
-            if number in added or number in sweep.tiles:
-                return True
+    def _drawn_in(self, sweep: Sweep, number: int, inside: set[int]) -> bool:
+        """Adds a step to the sweep, after those of ``inside`` that it needs."""
+        # Steps that wait for their operands, with names for labels of their results.
+        waiting: list[tuple[int, dict[str, str]]] = [(number, {})]
+        while waiting:
+            number, names = waiting[-1]
+            if number in sweep.tiles:
+                waiting.pop()
+                continue
             step = self.todo[number]
             assert not isinstance(step, Place)
             mode = as_mode(self.plan, step)
@@ -457,58 +480,37 @@ class Scheduler:
                 if lines is None:
                     return False
                 self._add_mode(sweep, number, step, mode, lines)
-                added.add(number)
-                return True
-            names = dict(names or {})
+                continue
+            names = dict(names)
+            missing = []
             for operand, labels in _operands(step):
                 if operand in sweep.tiles:
                     for label, name in zip(labels, sweep.tiles[operand].labels, strict=True):
                         if names.setdefault(label, name) != name:
                             return False
-                elif operand not in inside and not self._known(operand):
+                elif operand in inside:
+                    missing.append((operand, labels))
+                elif not self._known(operand):
                     return False
-            for operand, labels in _operands(step):
-                if operand in inside and operand not in sweep.tiles:
-                    below = self.todo[operand]
-                    assert not isinstance(below, Place)
-                    wanted = {
-                        own: names[label]
-                        for own, label in zip(below.output_labels, labels, strict=True)
-                        if label in names
-                    }
-                    # Without a line to go by, the order of the steps decides.
-                    if not wanted and labels:
-                        return False
-                    if not add(operand, wanted):
-                        return False
-                    for label, name in zip(labels, sweep.tiles[operand].labels, strict=True):
-                        if names.setdefault(label, name) != name:
-                            return False
+            if missing:
+                operand, labels = missing[0]
+                below = self.todo[operand]
+                assert not isinstance(below, Place)
+                wanted = {
+                    own: names[label]
+                    for own, label in zip(below.output_labels, labels, strict=True)
+                    if label in names
+                }
+                # Without a line to go by, the order of the steps decides.
+                if not wanted and labels:
+                    return False
+                waiting.append((operand, wanted))
+                continue
             if not names and sweep.lines:
                 return False
-            added.add(number)
-            return self._add_pointwise(sweep, number, step, names)
-
-        # Those that touch the sweep come first: they say what labels are called.
-        rest = list(group)
-        while rest:
-            touching = [
-                n
-                for n in rest
-                if n not in sweep.tiles
-                and (
-                    any(x in sweep.tiles for x in self.todo[n].operands)
-                    or as_mode(self.plan, self.todo[n]) is not None
-                )
-            ]
-            if not touching:
-                if any(n not in sweep.tiles for n in rest):
-                    return False
-                break
-            if not add(touching[0], None):
+            if not self._add_pointwise(sweep, number, step, names):
                 return False
-            rest = [n for n in rest if n not in sweep.tiles]
-        return sweep.single or live_registers(self.plan, sweep) <= LIVE_REGISTERS
+        return True
 
     def _mode_names(
         self, sweep: Sweep, step: Product | Rearrange | Pointwise, mode: Mode
