@@ -18,20 +18,17 @@ import opt_einsum
 
 from jaxmagma import primitive
 from jaxmagma.builder import Builder
+from jaxmagma.capacity import LARGEST_TILES, can_be_constant, too_large, traced_once
 from jaxmagma.fallback import PlainCall, tell
 from jaxmagma.plan import contraction_order, plan
 from jaxmagma.program import Constant, ElementProgram, Input, Output
 from jaxmagma.subscripts import label_extents, parse
 
 
-# A tile program with more values than this per element does not stay on any chip.
-_LARGEST_TILES = 1 << 15
 # Labels longer than this run over elements rather than inside a tile, if they can.
 _LONGEST_TILE_AXIS = 64
 # Elements may share operands; beyond this many reads of the average value a library does better.
 _MOST_READS = 16
-# Constants larger than this stay arguments: constant memory holds 64 KiB.
-_LARGEST_CONSTANT = 8192
 
 
 def einsum(
@@ -80,26 +77,18 @@ def einsum(
     >>> v.shape
     (100, 3, 3, 3)
     """
-    options = dict(optimize=optimize, precision=precision)
-    call = capture(
-        subscripts,
-        *operands,
+    options = dict(
         out=out,
+        optimize=optimize,
+        precision=precision,
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
-        **options,
     )
+    call = capture(subscripts, *operands, **options)
     if isinstance(call, FusedCall):
         return call()
     tell(call)
-    return jnp.einsum(
-        subscripts,
-        *operands,
-        out=out,
-        preferred_element_type=preferred_element_type,
-        out_sharding=out_sharding,
-        **options,
-    )
+    return jnp.einsum(subscripts, *operands, **options)
 
 
 @dataclass(frozen=True)
@@ -156,7 +145,8 @@ def capture(
     if _is_matrix_product(labels, kept):
         return PlainCall("it is one matrix product")
 
-    values = _Operands(arrays, dtype, _baked(arrays))
+    baked = any(isinstance(x, jax.core.Tracer) for x in arrays) and traced_once()
+    values = _Operands(arrays, dtype, baked)
     numbers = [values.number(position, term) for position, term in enumerate(terms)]
     factors = list(zip(numbers, labels, strict=True))
     factors = _shared_contracted(factors, kept, extents, elements, values)
@@ -167,15 +157,6 @@ def _decides_dtype(x: Any) -> bool:
     """Whether the dtype is that of the result; integers and Python's scalars only follow."""
     weak = getattr(x, "weak_type", type(x) in (int, float, complex))
     return not weak and jnp.issubdtype(jnp.result_type(x), jnp.inexact)
-
-
-def _baked(arrays: Sequence[Any]) -> bool:
-    """Whether known operands become constants: where the call is traced once and run often.
-
-    ``grad`` and ``vmap`` alone trace at each call, and new constants would compile each time.
-    """
-    traced = any(isinstance(x, jax.core.Tracer) for x in arrays)
-    return traced and isinstance(jnp.asarray(0.0), jax.core.Tracer)
 
 
 def _unique_labels(term: str, shape: tuple[int, ...]) -> str:
@@ -295,11 +276,7 @@ class _Operands:
 
     def _cast(self, array: Any) -> Any:
         """The operand in the common dtype; numpy when it is to be a constant."""
-        small = np.size(array) <= _LARGEST_CONSTANT
-        known = not isinstance(array, jax.core.Tracer)
-        if isinstance(array, jax.Array) and known:
-            known = array.is_fully_addressable
-        if self.baked and known and small:
+        if self.baked and can_be_constant(array):
             return np.asarray(array).astype(self.dtype)
         return jnp.asarray(array, self.dtype)
 
@@ -427,11 +404,11 @@ def _program(
 
 def _no_gain(program: ElementProgram, extents: Sequence[int]) -> str | None:
     """Why a program is not worth a kernel on any platform, if it is not."""
-    planned = plan(program)
-    if planned.on_chip > _LARGEST_TILES:
-        return f"one element has {planned.on_chip} values, too many to stay on chip"
+    reason = too_large(plan(program))
+    if reason:
+        return reason
     largest = max((math.prod(x.tile) for x in program.inputs if x.shared), default=0)
-    if largest > _LARGEST_TILES:
+    if largest > LARGEST_TILES:
         return f"a shared operand has {largest} values, too many to stay on chip"
     batched = [(x, math.prod(x.tile)) for x in program.inputs if x.batch]
     read = math.prod(extents) * sum(size for _, size in batched)

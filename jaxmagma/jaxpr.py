@@ -41,6 +41,24 @@ Read = Tile | np.ndarray  # of a variable: in the program, or known
 Emit = Callable[..., Any]  # (function, operands...) -> value
 
 
+def interpreted(
+    closed: ClosedJaxpr,
+    arguments: Sequence[Any],
+    equation_rule: Callable[[JaxprEqn, list[Any]], Sequence[Any]],
+) -> list[Any]:
+    """The results of a jaxpr, whose equations ``equation_rule`` evaluates."""
+    known: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    known.update(zip(closed.jaxpr.invars, arguments, strict=True))
+
+    def read(x: Any) -> Any:
+        return x.val if isinstance(x, Literal) else known[x]
+
+    for equation in closed.jaxpr.eqns:
+        results = equation_rule(equation, [read(x) for x in equation.invars])
+        known.update(zip(equation.outvars, results, strict=True))
+    return [read(x) for x in closed.jaxpr.outvars]
+
+
 # ---- Pointwise equations -------------------------------------------------------------------------
 
 
@@ -108,26 +126,19 @@ def pointwise_rule(closed: ClosedJaxpr, dtype: np.dtype) -> Callable[..., Any]:
         def emit_made(function: str, *values: Any) -> Any:
             return emit(function, *map(made, values))
 
-        def run(closed: ClosedJaxpr, values: Sequence[Any]) -> list[Any]:
-            known: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-            known.update(zip(closed.jaxpr.invars, values, strict=True))
-            for equation in closed.jaxpr.eqns:
-                inputs = [x.val if isinstance(x, Literal) else known[x] for x in equation.invars]
-                inner = inner_jaxpr(equation)
-                if all(isinstance(x, float | int | np.ndarray | np.generic) for x in inputs):
-                    results = evaluated(equation, inputs)
-                elif (found := pointwise(equation, emit_made, inputs)) is not None:
-                    results = [found]
-                elif inner is not None:
-                    results = run(inner, inputs)
-                elif equation.primitive.name in _NO_CHANGE:
-                    results = inputs[:1]
-                else:
-                    raise AssertionError(f"{equation.primitive.name} of scalars")
-                known.update(zip(equation.outvars, results, strict=True))
-            return [x.val if isinstance(x, Literal) else known[x] for x in closed.jaxpr.outvars]
+        def scalar(equation: JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
+            inner = inner_jaxpr(equation)
+            if all(isinstance(x, float | int | np.ndarray | np.generic) for x in inputs):
+                return evaluated(equation, inputs)
+            if (found := pointwise(equation, emit_made, inputs)) is not None:
+                return [found]
+            if inner is not None:
+                return interpreted(inner, inputs, scalar)
+            if equation.primitive.name in _NO_CHANGE:
+                return inputs[:1]
+            raise AssertionError(f"{equation.primitive.name} of scalars")
 
-        (result,) = run(closed, operands)
+        (result,) = interpreted(closed, operands, scalar)
         if isinstance(result, float | int | np.ndarray | np.generic):
             return None if not np.any(result) else constant(np.asarray(result, dtype))
         return result
@@ -235,8 +246,9 @@ class Reader:
             terms.append((self.value(x), own))
         return Tile(self.builder.pointwise(function, terms, labels, sizes))
 
-    def equation(self, equation: JaxprEqn, operands: Sequence[Read]) -> list[Read]:
+    def equation(self, equation: JaxprEqn, operands: Sequence[Any]) -> list[Read]:
         """The results of one equation; raises ``Unsupported``."""
+        operands = [x if isinstance(x, Tile) else np.asarray(x) for x in operands]
         if not any(isinstance(x, Tile) for x in operands):
             return list(evaluated(equation, operands))
         inner = inner_jaxpr(equation)
@@ -253,18 +265,8 @@ class Reader:
         return list(results) if isinstance(results, list) else [results]
 
     def jaxpr(self, closed: ClosedJaxpr, arguments: Sequence[Read]) -> list[Read]:
-        known: dict[Any, Read] = {}
-        consts = [np.asarray(x) for x in closed.consts]
-        known.update(zip(closed.jaxpr.constvars, consts, strict=True))
-        known.update(zip(closed.jaxpr.invars, arguments, strict=True))
-
-        def read(x: Any) -> Read:
-            return np.asarray(x.val) if isinstance(x, Literal) else known[x]
-
-        for equation in closed.jaxpr.eqns:
-            results = self.equation(equation, [read(x) for x in equation.invars])
-            known.update(zip(equation.outvars, results, strict=True))
-        return [read(x) for x in closed.jaxpr.outvars]
+        results = interpreted(closed, arguments, self.equation)
+        return [x if isinstance(x, Tile) else np.asarray(x) for x in results]
 
     def check_dtypes(self, equation: JaxprEqn) -> None:
         name = equation.primitive.name

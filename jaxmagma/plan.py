@@ -62,8 +62,23 @@ class Tile:
         return math.prod(self.shape)
 
 
+class _Labelled:
+    """A step whose result has labels, one letter an axis."""
+
+    output_labels: str
+    sizes: tuple[tuple[str, int], ...]
+
+    @cached_property
+    def extents(self) -> dict[str, int]:
+        return dict(self.sizes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.extents[label] for label in self.output_labels)
+
+
 @dataclass(frozen=True)
-class Product:
+class Product(_Labelled):
     """``out[output] = sum_k left[...] * right[...]``: one pairwise contraction.
 
     Labels are single letters.  Grouped as in a GEMM, a label is a row (left and output), a column
@@ -81,14 +96,6 @@ class Product:
     @property
     def operands(self) -> tuple[int, ...]:
         return (self.left, self.right)
-
-    @cached_property
-    def extents(self) -> dict[str, int]:
-        return dict(self.sizes)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.extents[label] for label in self.output_labels)
 
     @property
     def rows(self) -> str:
@@ -118,7 +125,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Rearrange:
+class Rearrange(_Labelled):
     """``out[output] = sum operand[labels]``: transposition, sum over labels, or broadcast."""
 
     operand: int
@@ -130,14 +137,6 @@ class Rearrange:
     def operands(self) -> tuple[int, ...]:
         return (self.operand,)
 
-    @cached_property
-    def extents(self) -> dict[str, int]:
-        return dict(self.sizes)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.extents[label] for label in self.output_labels)
-
     @property
     def flops(self) -> int:
         summed = set(self.labels) - set(self.output_labels)
@@ -145,7 +144,7 @@ class Rearrange:
 
 
 @dataclass(frozen=True)
-class Pointwise:
+class Pointwise(_Labelled):
     """``out[output] = function(operand[labels], ...)``.
 
     An operand broadcasts along the labels of the output that it does not have, and has no others.
@@ -156,14 +155,6 @@ class Pointwise:
     labels: tuple[str, ...]
     output_labels: str
     sizes: tuple[tuple[str, int], ...]
-
-    @cached_property
-    def extents(self) -> dict[str, int]:
-        return dict(self.sizes)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.extents[label] for label in self.output_labels)
 
     @property
     def flops(self) -> int:
@@ -195,6 +186,22 @@ class Plan:
     def numbered_steps(self) -> list[tuple[int, Step]]:
         """The steps with the number of the tile each one makes."""
         return list(enumerate(self.steps, start=len(self.program.inputs)))
+
+    def without_dead_steps(self) -> "Plan":
+        """The plan without the steps that no result needs."""
+        first = len(self.program.inputs)
+        needed = set(self.results)
+        for number, step in reversed(self.numbered_steps()):
+            if number in needed:
+                needed.update(step.operands)
+        live = [n for n in range(first, len(self.tiles)) if n in needed]
+        numbers = {old: new for new, old in enumerate([*range(first), *live])}
+        return Plan(
+            self.program,
+            tuple(self.tiles[n] for n in [*range(first), *live]),
+            tuple(renumbered(self.steps[n - first], numbers) for n in live),
+            tuple(numbers[value] for value in self.results),
+        )
 
     @cached_property
     def last_use(self) -> dict[int, int]:
@@ -441,7 +448,8 @@ class _Planner:
             else:
                 values.append(self.add(renumbered(operation, values)))
         results = tuple(values[out.value] for out in self.program.outputs)
-        return self._without_dead_steps(results)
+        made = Plan(self.program, tuple(self.tiles), tuple(self.steps), results)
+        return made.without_dead_steps()
 
     def add(self, step: Step) -> int:
         if step not in self.made:
@@ -507,21 +515,6 @@ class _Planner:
             labels = _replace_in_place(left[1], right[1], kept)
         step = _canonical_product(left, right, labels, extents)
         return self.add(step), labels
-
-    def _without_dead_steps(self, results: tuple[int, ...]) -> Plan:
-        first = len(self.program.inputs)
-        needed = set(results)
-        for number in reversed(range(first, len(self.tiles))):
-            if number in needed:
-                needed.update(self.steps[number - first].operands)
-        live = [n for n in range(first, len(self.tiles)) if n in needed]
-        numbers = {old: new for new, old in enumerate([*range(first), *live])}
-        return Plan(
-            self.program,
-            tuple(self.tiles[n] for n in [*range(first), *live]),
-            tuple(renumbered(self.steps[n - first], numbers) for n in live),
-            tuple(numbers[value] for value in results),
-        )
 
 
 def _canonical_pointwise(operation: Map, values: Sequence[int]) -> Pointwise:

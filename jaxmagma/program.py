@@ -69,13 +69,8 @@ class Input:
         return not self.batch
 
 
-@dataclass(frozen=True)
-class Contract:
-    """A tile-level einsum of any number of values: a product, summed over what ``output`` omits.
-
-    ``terms`` holds ``(value, labels)`` pairs, one letter a label.  A label of ``output`` that no
-    term carries broadcasts; ``sizes`` gives the extent of every label.
-    """
+class _Labelled:
+    """An operation whose axes have labels: ``out[output]`` of ``value[labels]`` for each term."""
 
     terms: tuple[tuple[int, str], ...]
     output: str
@@ -93,13 +88,37 @@ class Contract:
     def tile(self) -> tuple[int, ...]:
         return tuple(self.extents[label] for label in self.output)
 
+
+class _Movement:
+    """An operation that computes nothing: a step of a plan as it is."""
+
+    tile: tuple[int, ...]
+    flops = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tile
+
+
+@dataclass(frozen=True)
+class Contract(_Labelled):
+    """A tile-level einsum of any number of values: a product, summed over what ``output`` omits.
+
+    ``terms`` holds ``(value, labels)`` pairs, one letter a label.  A label of ``output`` that no
+    term carries broadcasts; ``sizes`` gives the extent of every label.
+    """
+
+    terms: tuple[tuple[int, str], ...]
+    output: str
+    sizes: tuple[tuple[str, int], ...]
+
     def __repr__(self) -> str:
         operands = " * ".join(f"%{value}[{labels}]" for value, labels in self.terms)
         return f"contract {operands} -> [{self.output}]"
 
 
 @dataclass(frozen=True)
-class Map:
+class Map(_Labelled):
     """A pointwise function, a key of ``FUNCTIONS``: ``out[output] = function(value[labels], ...)``.
 
     Terms are as those of a ``Contract``; a term broadcasts along the labels of ``output`` that it
@@ -111,25 +130,13 @@ class Map:
     output: str
     sizes: tuple[tuple[str, int], ...]
 
-    @property
-    def operands(self) -> tuple[int, ...]:
-        return tuple(value for value, _ in self.terms)
-
-    @cached_property
-    def extents(self) -> dict[str, int]:
-        return dict(self.sizes)
-
-    @property
-    def tile(self) -> tuple[int, ...]:
-        return tuple(self.extents[label] for label in self.output)
-
     def __repr__(self) -> str:
         operands = ", ".join(f"%{value}[{labels}]" for value, labels in self.terms)
         return f"{self.function} {operands} -> [{self.output}]"
 
 
 @dataclass(frozen=True)
-class View:
+class View(_Movement):
     """Some values of a tile: ``out[i, j] = operand.flat[offset + strides[0] i + strides[1] j]``."""
 
     operand: int
@@ -141,20 +148,12 @@ class View:
     def operands(self) -> tuple[int, ...]:
         return (self.operand,)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.tile
-
-    @property
-    def flops(self) -> int:
-        return 0
-
     def __repr__(self) -> str:
         return f"view %{self.operand}[{self.offset} + {list(self.strides)}]"
 
 
 @dataclass(frozen=True)
-class Place:
+class Place(_Movement):
     """Tiles as parts of a larger one, zero elsewhere; the transpose of ``View``.
 
     ``pieces`` are ``(value, offset, strides)``: ``out.flat[offset + strides[0] i + ...] +=
@@ -168,21 +167,13 @@ class Place:
     def operands(self) -> tuple[int, ...]:
         return tuple(value for value, _, _ in self.pieces)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.tile
-
-    @property
-    def flops(self) -> int:
-        return 0
-
     def __repr__(self) -> str:
         pieces = (f"%{value} at {offset} + {list(s)}" for value, offset, s in self.pieces)
         return "place " + ", ".join(pieces)
 
 
 @dataclass(frozen=True)
-class Gather:
+class Gather(_Movement):
     """``out[i.., c..] = vector[index[i..], c..]``, and zero where the index is negative.
 
     ``vector`` and ``index`` are inputs; the vector, which may be as large as memory, is read where
@@ -198,14 +189,6 @@ class Gather:
     @property
     def operands(self) -> tuple[int, ...]:
         return (self.vector, self.index)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.tile
-
-    @property
-    def flops(self) -> int:
-        return 0
 
     def __repr__(self) -> str:
         return f"gather %{self.vector}[%{self.index}]"

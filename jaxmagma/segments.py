@@ -12,22 +12,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
 
 from jaxmagma import primitive
 from jaxmagma.builder import Builder
+from jaxmagma.capacity import can_be_constant, too_large, traced_once
 from jaxmagma.fallback import PlainCall, tell
-from jaxmagma.jaxpr import Reader, Tile, Unsupported, applied, evaluated, inner_jaxpr, is_extended
+from jaxmagma.jaxpr import (
+    Reader,
+    Tile,
+    Unsupported,
+    applied,
+    evaluated,
+    inner_jaxpr,
+    interpreted,
+    is_extended,
+)
 from jaxmagma.plan import plan
-from jaxmagma.program import Constant, ElementProgram, Input, Output
+from jaxmagma.program import Constant, Input, Output
 
 
 # The folders whose lines are not the user's.
 _LIBRARIES = tuple(str(Path(x).parent) + "/" for x in (jax.__file__, __file__))
-# A program with more values than this per element does not stay on any chip.
-_LARGEST_TILES = 1 << 15
-# Constants larger than this stay arguments: constant memory holds 64 KiB.
-_LARGEST_CONSTANT = 8192
 # Equations with a derivative that is not that of the operations they are read as: rules of the
 # user's own, and reductions that share a derivative among equal values.
 _OWN_JVP = {
@@ -163,24 +169,19 @@ def _inlined(
     closed: ClosedJaxpr, arguments: Sequence[Any], site: JaxprEqn | None = None
 ) -> tuple[list[_Line], list[Any]]:
     """The lines of a jaxpr and its results, which are variables or known values."""
-    known: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    known.update(zip(closed.jaxpr.invars, arguments, strict=True))
     lines: list[_Line] = []
 
-    def read(x: Any) -> Any:
-        return x.val if isinstance(x, Literal) else known[x]
-
-    for equation in closed.jaxpr.eqns:
-        operands = [read(x) for x in equation.invars]
+    def inline(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
         inner = inner_jaxpr(equation)
         if inner is not None:
             more, results = _inlined(inner, operands, site or equation)
-            lines += more
+            lines.extend(more)
         else:
             results = [_Variable(x.aval) for x in equation.outvars]
             lines.append(_Line(equation, site or equation, operands, results))
-        known.update(zip(equation.outvars, results, strict=True))
-    return lines, [read(x) for x in closed.jaxpr.outvars]
+        return results
+
+    return lines, interpreted(closed, arguments, inline)
 
 
 class _Segment:
@@ -214,7 +215,7 @@ class _Segment:
             return []
         values = list(dict.fromkeys(x.value for x in results))
         built = self.reader.builder.build([Output(x, ()) for x in values])
-        reason = _too_large(built.program)
+        reason = too_large(plan(built.program))
         if reason:
             raise TooLarge(reason)
         arguments = [self.arguments[n] for n in built.inputs if n in self.arguments]
@@ -224,13 +225,6 @@ class _Segment:
 
 class TooLarge(Exception):
     """Why a program is none."""
-
-
-def _too_large(program: ElementProgram) -> str | None:
-    planned = plan(program)
-    if planned.on_chip > _LARGEST_TILES:
-        return f"one element has {planned.on_chip} values, too many to stay on chip"
-    return None
 
 
 def _run(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.Array]:
@@ -254,24 +248,21 @@ def _run_in_segments(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[j
     # What is known of each variable: a tile of the segment, an array, a known array, or Gathered.
     values: dict[_Variable, Any] = dict(zip(parameters, operands, strict=True))
     segment = _Segment(Reader(Builder(0), dtype))
-    baked = _baked()
+    baked = traced_once()
 
     def value(x: Any) -> Any:
         if _is_variable(x):
             return values[x]
-        small = np.size(x) <= _LARGEST_CONSTANT
-        known = not isinstance(x, jax.core.Tracer)
         if isinstance(x, jax.Array):
-            bakeable = known and small and baked and not is_extended(x.dtype)
-            return np.asarray(x) if bakeable and x.is_fully_addressable else x
+            constant = baked and can_be_constant(x) and not is_extended(x.dtype)
+            return np.asarray(x) if constant else x
         return np.asarray(x)
 
-    def read(x: Any, keep: bool) -> Any:
+    def read(x: Any) -> Any:
         """An operand as the reader wants it."""
-        x = value(x)
         if isinstance(x, Gathered):
             return segment.gather(x)
-        return segment.input(x) if isinstance(x, jax.Array) and not keep else x
+        return segment.input(x) if isinstance(x, jax.Array) else x
 
     def finish(line: int) -> None:
         """Ends the segment before a line: what is needed from there on becomes arrays."""
@@ -292,9 +283,7 @@ def _run_in_segments(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[j
             made: Sequence[Any] = evaluated(line.equation, found)
         else:
             try:
-                made = segment.reader.equation(
-                    line.equation, [read(x, keep=False) for x in line.operands]
-                )
+                made = segment.reader.equation(line.equation, [read(x) for x in found])
             except Unsupported as reason:
                 moves = all(_is_integer(x) for x in found)
                 if not moves:
@@ -319,11 +308,6 @@ def _is_variable(x: Any) -> bool:
 def _is_integer(x: Any) -> bool:
     known = isinstance(x, jax.Array | np.ndarray)
     return known and (x.dtype == bool or jnp.issubdtype(x.dtype, jnp.integer))
-
-
-def _baked() -> bool:
-    """Whether known arrays become constants: where the call is traced once and run often."""
-    return isinstance(jnp.asarray(0.0), jax.core.Tracer)
 
 
 def _dtype(lines: Sequence[_Line], closed: ClosedJaxpr) -> np.dtype | None:

@@ -190,23 +190,7 @@ def with_joined_places(plan: Plan) -> Plan:
             continue
         pieces = tuple(piece for part in parts if part is not None for piece in part.pieces)
         steps[position] = Place(pieces, step.shape)
-    return _without_dead_steps(plan, steps)
-
-
-def _without_dead_steps(plan: Plan, steps: Sequence[Step]) -> Plan:
-    first = len(plan.program.inputs)
-    needed = set(plan.results)
-    for number in reversed(range(first, len(plan.tiles))):
-        if number in needed:
-            needed.update(steps[number - first].operands)
-    live = [n for n in range(first, len(plan.tiles)) if n in needed]
-    numbers = {old: new for new, old in enumerate([*range(first), *live])}
-    return Plan(
-        plan.program,
-        tuple(plan.tiles[n] for n in [*range(first), *live]),
-        tuple(renumbered(steps[n - first], numbers) for n in live),
-        tuple(numbers[value] for value in plan.results),
-    )
+    return replace(plan, steps=tuple(steps)).without_dead_steps()
 
 
 def placed_once(place: Place, tiles: tuple[Tile, ...]) -> bool:
