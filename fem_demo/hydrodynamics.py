@@ -73,20 +73,26 @@ class Hydrodynamics:
         return self.element.dim
 
 
-def _fused(hydro: Hydrodynamics, operator: Callable[..., Any], arguments: str, result: str) -> Any:
+def _fused(hydro: Hydrodynamics, operator: Callable[..., Any], arguments: str, results: str) -> Any:
     """An operator of one element, as one of all of them.
 
-    ``arguments`` and ``result`` have a letter for each array: ``v`` is a global vector field,
-    ``(dim, nodes)``, of which an element has its part; ``e`` has the axis of the elements first.
+    ``arguments`` and ``results`` have a letter for each array: ``v`` is a global vector field,
+    ``(dim, nodes)``, which an element reads its part of, or adds its part to; ``e`` has the axis of
+    the elements first.
     """
-    numbering = hydro.numbering
-    in_axes = tuple(numbering.gather if kind == "v" else 0 for kind in arguments)
-    apply = jm.fuse(operator, in_axes, numbering.scatter if result == "v" else 0)
+    in_axis = {"v": hydro.numbering.gather, "e": 0}
+    out_axis = {"v": hydro.numbering.scatter, "e": 0}
+    out_axes = tuple(out_axis[kind] for kind in results)
+    in_axes = tuple(in_axis[kind] for kind in arguments)
+    apply = jm.fuse(operator, in_axes, out_axes if len(results) > 1 else out_axes[0])
+
+    def shaped(kind: str, field: Any) -> Any:
+        return field.reshape(hydro.dim, -1) if kind == "v" else field
 
     def of_all(*fields: Any) -> Any:
         flat = [x.ravel() if kind == "v" else x for x, kind in zip(fields, arguments, strict=True)]
         made = apply(*flat)
-        return made.reshape(hydro.dim, -1) if result == "v" else made
+        return tuple(map(shaped, results, made)) if len(results) > 1 else shaped(results, made)
 
     return of_all
 
@@ -120,7 +126,7 @@ def point_data(hydro: Hydrodynamics, state: State) -> PointData:
         return response.stress, response.inverse_time_step, heat
 
     mass, gamma, inverse_jacobian, _ = hydro.material
-    update_all = _fused(hydro, update, "vveeee", "e")
+    update_all = _fused(hydro, update, "vveeee", "eee")
     stress, inverse_time_step, heat = update_all(*state, mass, gamma, inverse_jacobian)
     # The step size controls the computation and is no part of the solution: no derivatives.
     stable = lax.stop_gradient(jnp.max(inverse_time_step))
@@ -134,9 +140,9 @@ def velocity_mass(hydro: Hydrodynamics, velocity: jax.Array) -> jax.Array:
 
 
 def energy_mass(hydro: Hydrodynamics, energy: jax.Array) -> jax.Array:
-    """M_e: ``(1, e, z, y, x) -> (1, e, z, y, x)``."""
+    """M_e: ``(e, z, y, x) -> (e, z, y, x)``."""
     mass = partial(operators.mass, hydro.element.energy_values)
-    return _fused(hydro, mass, "ee", "e")(hydro.velocity_mass, energy[0])[None]
+    return _fused(hydro, mass, "ee", "e")(hydro.velocity_mass, energy)
 
 
 def solve_velocity(hydro: Hydrodynamics, rhs: jax.Array) -> Solution:
@@ -167,46 +173,61 @@ def solve_energy(hydro: Hydrodynamics, rhs: jax.Array) -> Solution:
     """M_e de = rhs: solved as one system without preconditioner, or by the inverse."""
     if hydro.energy_inverse is not None:
         flat = rhs.reshape(len(rhs), -1)  # (e, n)
-        x = jnp.einsum("eij,ej->ei", hydro.energy_inverse, flat).reshape(rhs.shape)
-        return Solution(x[None], jnp.ones(1, jnp.int64))
-    return conjugate_gradients(
-        lambda e: energy_mass(hydro, e),
+        x = jnp.einsum("eij,ej->ei", hydro.energy_inverse, flat)
+        return Solution(x.reshape(rhs.shape), jnp.int64(1))
+    x, iterations = conjugate_gradients(
+        lambda e: energy_mass(hydro, e[0])[None],
         rhs[None],
         hydro.controls.cg_tolerance,
         hydro.controls.cg_max_iterations,
     )
+    return Solution(x[0], iterations[0])
+
+
+def _with_gravity(hydro: Hydrodynamics, force: jax.Array) -> jax.Array:
+    return -force if hydro.gravity_force is None else hydro.gravity_force - force
+
+
+def _work(
+    element: ReferenceElement, stress: jax.Array, velocity: jax.Array, *heat: jax.Array
+) -> jax.Array:
+    """F^T v of one element, with the heat if there is any: ``(z, y, x)``."""
+    density = sum(heat, start=operators.power(element, stress, velocity))
+    return operators.integrate(operators.energy_tables(element), density)
+
+
+def _heat(points: PointData) -> tuple[jax.Array, ...]:
+    return () if points.heat is None else (points.heat,)
 
 
 def momentum_rhs(hydro: Hydrodynamics, points: PointData) -> jax.Array:
+    """-F 1 (+ gravity): ``(dim, nodes)``."""
     force = _fused(hydro, partial(operators.force, hydro.element), "e", "v")
-    rhs = -force(points.stress)
-    return rhs if hydro.gravity_force is None else rhs + hydro.gravity_force
+    return _with_gravity(hydro, force(points.stress))
 
 
 def energy_rhs(hydro: Hydrodynamics, points: PointData, velocity: jax.Array) -> jax.Array:
-    element = hydro.element
-
-    def working(stress: jax.Array, v: jax.Array, *heat: jax.Array) -> jax.Array:
-        density = sum(heat, start=operators.power(element, stress, v))
-        return operators.integrate(operators.energy_tables(element), density)
-
-    heat = () if points.heat is None else (points.heat,)
-    work = _fused(hydro, working, "ev" + "e" * len(heat), "e")
+    """F^T v (+ heat source): ``(e, z, y, x)``."""
+    heat = _heat(points)
+    work = _fused(hydro, partial(_work, hydro.element), "ev" + "e" * len(heat), "e")
     return work(points.stress, velocity, *heat)
 
 
-def acceleration(hydro: Hydrodynamics, points: PointData) -> tuple[jax.Array, jax.Array]:
-    """dv/dt, and the number of CG iterations of each component."""
-    solution = solve_velocity(hydro, momentum_rhs(hydro, points))
-    return solution.x, solution.iterations
-
-
-def heating(
+def both_rhs(
     hydro: Hydrodynamics, points: PointData, velocity: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """de/dt for a given velocity, and the number of CG iterations."""
-    solution = solve_energy(hydro, energy_rhs(hydro, points, velocity))
-    return solution.x[0], solution.iterations[0]
+    """Those of momentum and energy, by one kernel: the stress, most of the traffic, is read once.
+
+    For a velocity that is known before the momentum equation is solved.
+    """
+    element, heat = hydro.element, _heat(points)
+
+    def both(stress: jax.Array, v: jax.Array, *heat: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return operators.force(element, stress), _work(element, stress, v, *heat)
+
+    both_of_all = _fused(hydro, both, "ev" + "e" * len(heat), "ve")
+    force, work = both_of_all(points.stress, velocity, *heat)
+    return _with_gravity(hydro, force), work
 
 
 class Energies(NamedTuple):
@@ -223,5 +244,6 @@ def energies(hydro: Hydrodynamics, state: State) -> Energies:
         v = operators.evaluate(operators.node_tables(element), v)
         return jnp.sum(mass * at_points), 0.5 * jnp.sum(mass[None] * v * v)
 
-    internal, kinetic = _fused(hydro, of_element, "eev", "e")(hydro.material.mass, state.e, state.v)
+    of_elements = _fused(hydro, of_element, "eev", "ee")
+    internal, kinetic = of_elements(hydro.material.mass, state.e, state.v)
     return Energies(jnp.sum(internal), jnp.sum(kinetic))

@@ -29,9 +29,12 @@ from fem_demo.hydrodynamics import (
     Hydrodynamics,
     PointData,
     State,
-    acceleration,
-    heating,
+    both_rhs,
+    energy_rhs,
+    momentum_rhs,
     point_data,
+    solve_energy,
+    solve_velocity,
 )
 
 
@@ -137,9 +140,15 @@ def step(
 
     def stage(i: jax.Array, carry: tuple[Step, State]) -> tuple[Step, State]:
         at, rates = carry
-        dv, iterations = acceleration(hydro, at.points)
-        moving = state.v + 0.5 * dt * dv if integrator.average_velocity else at.state.v
-        de, energy_iterations = heating(hydro, at.points, moving)
+        if integrator.average_velocity:
+            dv, iterations = solve_velocity(hydro, momentum_rhs(hydro, at.points))
+            moving = state.v + 0.5 * dt * dv
+            energy = energy_rhs(hydro, at.points, moving)
+        else:
+            moving = at.state.v
+            momentum, energy = both_rhs(hydro, at.points, moving)
+            dv, iterations = solve_velocity(hydro, momentum)
+        de, energy_iterations = solve_energy(hydro, energy)
         row = dt * lax.dynamic_index_in_dim(tableau, i, keepdims=False)  # (stages,)
         latest = State(moving, dv, de)
         # The history is still zero at i.  Reading it before it is updated spares XLA a copy of it.
