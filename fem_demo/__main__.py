@@ -3,19 +3,23 @@
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import jax
 
 from fem_demo.animation import Film
-from fem_demo.arguments import command_line, writable_directory, writable_file
+from fem_demo.arguments import (
+    command_line,
+    require_matplotlib,
+    run_command,
+    writable_directory,
+    writable_file,
+)
 from fem_demo.checkpoint import load_checkpoint, save_checkpoint
+from fem_demo.errors import velocity_errors
 from fem_demo.picture import Plane, save_picture
+from fem_demo.progress import progress_bar
 from fem_demo.rates import Rates, rates, table
 from fem_demo.simulation import Configuration, Observation, Simulation, Stop
 from fem_demo.vtk import save_vtk
@@ -39,12 +43,10 @@ def _choose_platform(platform: str | None) -> None:
 
 def _check_outputs(arguments: Namespace, dim: int | None) -> None:
     """Everything that would go wrong after the run, before it."""
-    for option in ("plot", "animate"):
-        if getattr(arguments, option) and find_spec("matplotlib") is None:
-            leave = "use --no-plot" if option == "plot" else "leave it out"
-            raise ValueError(
-                f"--{option} needs matplotlib: pip install 'jaxmagma[demo]', or {leave}"
-            )
+    if arguments.plot:
+        require_matplotlib("--plot", "use --no-plot")
+    if arguments.animate:
+        require_matplotlib("--animate", "leave it out")
     if arguments.cut is not None and dim != 3:
         raise ValueError("--cut needs three dimensions")
     if arguments.animate and dim == 1:
@@ -61,36 +63,6 @@ def _check_outputs(arguments: Namespace, dim: int | None) -> None:
     for file in (arguments.json, arguments.checkpoint):
         if file is not None:
             writable_file(file)
-
-
-@contextmanager
-def _progress_bar(simulation: Simulation) -> Iterator[Callable[[Observation], None]]:
-    """Yields the function that shows an observation."""
-    try:
-        tqdm = import_module("tqdm")
-    except ImportError:
-        print("no progress bar without tqdm: pip install 'jaxmagma[demo]'", file=sys.stderr)
-        yield lambda now: None
-        return
-
-    limit = simulation.configuration.max_steps
-    bar = tqdm.tqdm(
-        total=1.0,
-        desc=simulation.problem.name,
-        bar_format="{percentage:3.0f}%|{bar:20}| {desc} [{elapsed}<{remaining}]",
-    )
-
-    def report(now: Observation) -> None:
-        done = now.t / simulation.t_final if simulation.t_final > 0 else 1.0
-        if limit:
-            done = max(done, now.step / limit)
-        bar.n = min(done, 1.0)
-        bar.set_description_str(
-            f"step {now.step}, t {now.t:.4f}, dt {now.dt:.2e}, energy {now.energy:.8f}"
-        )
-
-    with bar:
-        yield report
 
 
 def summary(simulation: Simulation, measured: Rates) -> dict[str, Any]:
@@ -117,7 +89,11 @@ def summary(simulation: Simulation, measured: Rates) -> dict[str, Any]:
         "v_norm": o.v_norm,
         "dofs_h1": simulation.dofs_h1,
         "dofs_l2": simulation.dofs_l2,
+        "velocity_errors": (
+            velocity_errors(simulation)._asdict() if simulation.problem.vortex else None
+        ),
         "wall_s": simulation.wall_s,
+        "compile_s": simulation.compile_s,
         "rates": measured.rate._asdict(),
         "phase_seconds": measured.seconds._asdict(),
     }
@@ -141,12 +117,19 @@ def _run(arguments: Namespace) -> None:
     if film is not None:
         stops.append(film.stop)
 
-    with _progress_bar(simulation) as report:
+    with progress_bar(simulation) as report:
         final = simulation.run(report, stops=stops)
     print(
         f"step {final.step}, t = {final.t:.6g}, dt = {final.dt:.6f}, |e| = {final.e_norm:.10e}, "
-        f"energy change = {simulation.energy_change():.3e}, {simulation.wall_s:.1f} s"
+        f"energy change = {simulation.energy_change():.3e}, {simulation.wall_s:.1f} s, "
+        f"after {simulation.compile_s:.1f} s of compilation"
     )
+    if simulation.problem.vortex:
+        errors = velocity_errors(simulation)
+        print(
+            f"velocity error: L_inf = {errors.l_inf:.10e}, L_1 = {errors.l_1:.10e}, "
+            f"L_2 = {errors.l_2:.10e}"
+        )
     if arguments.checkpoint is not None:
         save_checkpoint(simulation, arguments.checkpoint)
         print(f"checkpoint: {arguments.checkpoint}")
@@ -183,16 +166,7 @@ def _write_pictures(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line; bad input is one line and the exit code 2, a failed run 1."""
-    parser = command_line()
-    arguments = parser.parse_args(argv)
-    try:
-        _run(arguments)
-    except ValueError as error:
-        parser.error(str(error))
-    except (FloatingPointError, OSError) as error:
-        parser.exit(1, f"{parser.prog}: {error}\n")
-    return 0
+    return run_command(command_line(), _run, argv)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 import argparse
 import os
+from collections.abc import Callable
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,6 +19,28 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def run_command(
+    parser: argparse.ArgumentParser,
+    run: Callable[[argparse.Namespace], None],
+    argv: list[str] | None,
+) -> int:
+    """Runs a command; bad input is one line and the exit code 2, a failed run 1."""
+    arguments = parser.parse_args(argv)
+    try:
+        run(arguments)
+    except ValueError as error:
+        parser.error(str(error))
+    except (FloatingPointError, OSError) as error:
+        parser.exit(1, f"{parser.prog}: {error}\n")
+    return 0
+
+
+def require_matplotlib(what: str, otherwise: str = "") -> None:
+    if find_spec("matplotlib") is None:
+        alternative = f", or {otherwise}" if otherwise else ""
+        raise ValueError(f"{what} needs matplotlib: pip install 'jaxmagma[demo]'{alternative}")
 
 
 def writable_directory(directory: Path) -> None:

@@ -46,9 +46,7 @@ def _velocity(
     mesh: BoxMesh, element: ReferenceElement, problem: Problem, numbering: Numbering
 ) -> np.ndarray:
     """Interpolation at the nodes, with the walls applied: ``(dim, nodes)``."""
-    values = problem.velocity(mesh.positions(element.nodes))[: mesh.dim]
-    missing = mesh.dim - len(values)
-    values = np.concatenate([values, np.zeros((missing, *values.shape[1:]))])
+    values = problem.velocity_at(mesh.positions(element.nodes))
     nodal = to_nodes(np.asarray(numbering.nodes), values, numbering.node_count)
     return nodal * np.asarray(numbering.free)
 

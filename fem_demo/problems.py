@@ -49,7 +49,8 @@ class Problem:
     """Initial fields and physics of one test problem.
 
     ``energy`` is the specific internal energy; a problem without one deposits the ``--e0`` energy
-    as a point blast at the origin.
+    as a point blast at the origin.  Of a ``vortex`` the velocity is steady, in two dimensions and
+    on its own mesh, so its errors can be measured.
     """
 
     name: str
@@ -61,6 +62,13 @@ class Problem:
     energy: Field | None
     physics: Physics = Physics()
     gravity: tuple[float, ...] = ()
+    vortex: bool = False
+
+    def velocity_at(self, X: np.ndarray) -> np.ndarray:
+        """The initial velocity, with as many components as ``X`` has coordinates."""
+        given = self.velocity(X)[: len(X)]
+        missing = np.zeros((len(X) - len(given), *X.shape[1:]))
+        return np.concatenate([given, missing])
 
 
 def _constant(value: float) -> Field:
@@ -227,6 +235,7 @@ PROBLEMS = {
             velocity=_taylor_green_velocity,
             energy=_taylor_green_energy,
             physics=Physics(viscous=False, planar_heat_source=_taylor_green_heat),
+            vortex=True,
         ),
         Problem(
             name="sedov",
@@ -276,6 +285,7 @@ PROBLEMS = {
             velocity=_gresho_velocity,
             energy=_gresho_energy,
             physics=Physics(viscous=False),
+            vortex=True,
         ),
         Problem(
             name="riemann-12",

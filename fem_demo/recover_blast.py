@@ -30,7 +30,6 @@ import time
 from argparse import ArgumentDefaultsHelpFormatter, Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,7 +40,12 @@ from jax import lax
 
 import jaxmagma as jm
 from fem_demo import operators
-from fem_demo.arguments import OneLineParser, writable_directory
+from fem_demo.arguments import (
+    OneLineParser,
+    require_matplotlib,
+    run_command,
+    writable_directory,
+)
 from fem_demo.hydrodynamics import Hydrodynamics, State, point_data
 from fem_demo.integrators import INTEGRATORS, Integrator, Work, step
 from fem_demo.matrices import adjugate, determinant, transpose, unstack
@@ -234,8 +238,7 @@ def _run(arguments: Namespace) -> None:
         t_final=arguments.t_final, integrator=arguments.integrator, cfl=0.3, cg_tol=1e-12,
     ).resolved()  # fmt: skip
     replace(configuration, e0=truth).resolved()  # a positive number?
-    if find_spec("matplotlib") is None:
-        raise ValueError("the picture needs matplotlib: pip install 'jaxmagma[demo]'")
+    require_matplotlib("the picture")
     writable_directory(arguments.out)
     jax.config.update("jax_enable_x64", True)
 
@@ -258,15 +261,7 @@ def _run(arguments: Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = command_line()
-    arguments = parser.parse_args(argv)
-    try:
-        _run(arguments)
-    except ValueError as error:
-        parser.error(str(error))
-    except (FloatingPointError, OSError) as error:
-        parser.exit(1, f"{parser.prog}: {error}\n")
-    return 0
+    return run_command(command_line(), _run, argv)
 
 
 if __name__ == "__main__":

@@ -223,11 +223,15 @@ class Stop:
 
 
 class Simulation:
-    """Sets a configuration up and runs it.  Needs float64 (``jax_enable_x64``)."""
+    """Sets a configuration up and runs it.  Needs float64 (``jax_enable_x64``).
+
+    ``wall_s`` is the time of the loop, ``compile_s`` that of the set-up and of the compilations.
+    """
 
     def __init__(self, configuration: Configuration) -> None:
         if jnp.zeros(()).dtype != np.float64:
             raise RuntimeError("the hydrodynamics needs float64: set jax_enable_x64")
+        began = time.perf_counter()
         c = self.configuration = configuration.resolved()
         assert c.mesh is not None and c.refine is not None and c.t_final is not None
         self.problem = find_problem(c.problem)
@@ -246,6 +250,7 @@ class Simulation:
         self.progress = begin(self.hydro, initial)
         self.start = self.observation()
         self.wall_s = 0.0
+        self.compile_s = time.perf_counter() - began
         if self.t_final == 0:
             self.progress = self.progress._replace(finished=jnp.ones((), bool))
 
@@ -269,7 +274,9 @@ class Simulation:
 
     def compile(self) -> None:
         """Compiles the time loop without making a step, so that ``wall_s`` is run time only."""
+        began = time.perf_counter()
         jax.block_until_ready(self._advance(0, math.inf, math.inf))
+        self.compile_s += time.perf_counter() - began
 
     def _advance(self, attempts: int, until_step: float, until_t: float) -> Progress:
         limit = self.configuration.max_steps

@@ -12,17 +12,28 @@ timed on.  Of these there are the eleven digits that it prints, with solves at t
 tolerance, which changes |e| by less than 1e-9.
 """
 
+import os
+import platform
+import re
 import sys
+import time
 from dataclasses import dataclass, replace
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
 
 import jax
+import numpy as np
 
 from fem_demo.arguments import OneLineParser
+from fem_demo.progress import progress_bar
 from fem_demo.simulation import Configuration, Simulation
 
 
 TIGHT_TOLERANCE = 1e-10
 PRINTED_TOLERANCE = 1e-9
+ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,7 @@ class Row:
     number: int
     configuration: Configuration
     default: Reference
-    tight_e_norm: float | None  # steps, repeats and dt are the same; None: as the default
+    tight_e_norm: float | None = None  # steps, repeats and dt are the same; None: not known
 
     @property
     def sensitivity(self) -> float | None:
@@ -46,18 +57,6 @@ class Row:
         if self.tight_e_norm is None:
             return None
         return abs(self.default.e_norm / self.tight_e_norm - 1)
-
-
-def _row(
-    number: int,
-    configuration: Configuration,
-    step: int,
-    repeats: int | None,
-    dt: float,
-    e_norm: float,
-    tight: float | None,
-) -> Row:
-    return Row(number, configuration, Reference(step, repeats, dt, e_norm), tight)
 
 
 def _short(problem: str, order: int, refine: int, steps: int) -> Configuration:
@@ -70,81 +69,94 @@ def _short(problem: str, order: int, refine: int, steps: int) -> Configuration:
 ROWS = {
     row.number: row
     for row in (
-        _row(
+        Row(
             1,
             Configuration("taylor-green", mesh="square01_quad", refine=3, t_final=0.75),
-            339, 15, 7.0175102930991e-04, 4.969553734914909e01, 4.969553734912906e01,
+            Reference(339, 15, 7.0175102930991e-04, 4.969553734914909e01),
+            tight_e_norm=4.969553734912906e01,
         ),
-        _row(
+        Row(
             2,
             Configuration("taylor-green", mesh="cube01_hex", refine=1, t_final=0.75),
-            1041, 17, 1.2084701300670e-04, 3.390963554545013e03, 3.390963554545171e03,
+            Reference(1041, 17, 1.2084701300670e-04, 3.390963554545013e03),
+            tight_e_norm=3.390963554545171e03,
         ),
-        _row(
+        Row(
             3,
             Configuration("sedov", mesh="square01_quad", refine=3, t_final=0.8),
-            1154, 15, 1.6546470345847e-03, 4.630339605298806e01, 4.630339605492373e01,
+            Reference(1154, 15, 1.6546470345847e-03, 4.630339605298806e01),
+            tight_e_norm=4.630339605492373e01,
         ),
-        _row(
+        Row(
             4,
             Configuration("sedov", mesh="cube01_hex", refine=2, t_final=0.6, e0=2.0),
-            560, 7, 2.4492923885847e-03, 1.340861672222597e02, 1.340861672240614e02,
+            Reference(560, 7, 2.4492923885847e-03, 1.340861672222597e02),
+            tight_e_norm=1.340861672240614e02,
         ),
-        _row(
+        Row(
             5,
             Configuration("sod", mesh="segment01", refine=5, t_final=0.2),
-            413, 7, 4.6972203715057e-04, 3.201207741012931e01, 3.201207741014183e01,
+            Reference(413, 7, 4.6972203715057e-04, 3.201207741012931e01),
+            tight_e_norm=3.201207741014183e01,
         ),
-        _row(
+        Row(
             6,
             Configuration("triple-point", mesh="rectangle01_quad", refine=2, t_final=3.0),
-            2872, 25, 6.3528618410125e-05, 5.654703909606680e01, 5.654701955282604e01,
+            Reference(2872, 25, 6.3528618410125e-05, 5.654703909606680e01),
+            tight_e_norm=5.654701955282604e01,
         ),
-        _row(
+        Row(
             7,
             Configuration("triple-point", mesh="box01_hex", refine=1, t_final=5.0),
-            858, 18, 4.7384903153924e-04, 5.669150062304384e01, 5.669150062312782e01,
+            Reference(858, 18, 4.7384903153924e-04, 5.669150062304384e01),
+            tight_e_norm=5.669150062312782e01,
         ),
-        _row(
+        Row(
             8,
             Configuration(
-                "gresho", mesh="square_gresho", refine=3, t_final=0.62831853, order=3,
+                "gresho",
+                mesh="square_gresho",
+                refine=3,
+                t_final=0.62831853,
+                order=3,
                 integrator="rk2avg",
             ),
-            776, 12, 4.5314476622804e-05, 4.098243172607541e02, 4.098243172612428e02,
+            Reference(776, 12, 4.5314476622804e-05, 4.098243172607541e02),
+            tight_e_norm=4.098243172612428e02,
         ),
-        _row(
+        Row(
             9,
             Configuration("rayleigh-taylor", mesh="rt2D", refine=1, t_final=4.0, order=4),
-            2462, 49, 4.9934334821540e-05, 1.179284867979309e02, 1.179284868260197e02,
+            Reference(2462, 49, 4.9934334821540e-05, 1.179284867979309e02),
+            tight_e_norm=1.179284868260197e02,
         ),
-        _row(
+        Row(
             10,
             _short("sedov", order=1, refine=4, steps=4),
-            4, None, 1.23e-04, 3.6226949753e03, None,
+            Reference(4, None, 1.23e-04, 3.6226949753e03),
         ),
-        _row(
+        Row(
             11,
             _short("sedov", order=2, refine=3, steps=10),
-            10, None, 1.71e-04, 2.8165398761e03, None,
+            Reference(10, None, 1.71e-04, 2.8165398761e03),
         ),
-        _row(
+        Row(
             12,
             _short("sedov", order=3, refine=3, steps=3),
-            3, None, 5.9e-05, 1.2454187015e04, None,
+            Reference(3, None, 5.9e-05, 1.2454187015e04),
         ),
-        _row(
+        Row(
             13,
             _short("sedov", order=4, refine=2, steps=8),
-            8, None, 1.68e-04, 3.0481727577e03, None,
+            Reference(8, None, 1.68e-04, 3.0481727577e03),
         ),
-        _row(
+        Row(
             14,
             _short("taylor-green", order=3, refine=2, steps=19),
-            19, None, 1.370e-03, 1.7614297288e04, None,
+            Reference(19, None, 1.370e-03, 1.7614297288e04),
         ),
     )
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -153,6 +165,7 @@ class Outcome:
     tight: bool
     result: Reference
     wall_s: float
+    compile_s: float
 
     @property
     def reference(self) -> Reference:
@@ -184,42 +197,85 @@ class Outcome:
         return (
             f"{self.row.number:>3} {'tight' if self.tight else 'default':>8} {r.step:>6} "
             f"{r.repeats:>8} {r.dt:>10.6f} {r.e_norm:>20.13e} {self.reference.e_norm:>20.13e} "
-            f"{self.difference:>9.1e} {self.wall_s:>8.1f}  {'pass' if self.passed else 'FAIL'}"
+            f"{self.difference:>9.1e} {self.tolerance:>9.1e} {self.wall_s:>8.1f} "
+            f"{self.compile_s:>11.1f}  {'pass' if self.passed else 'FAIL'}"
         )
 
 
 HEADER = (
     f"{'row':>3} {'solves':>8} {'steps':>6} {'repeats':>8} {'dt':>10} {'|e|':>20} "
-    f"{'reference':>20} {'relative':>9} {'wall [s]':>8}"
+    f"{'reference':>20} {'relative':>9} {'allowed':>9} {'wall [s]':>8} {'compile [s]':>11}"
 )
 
 
+def _simulation(number: int, tight: bool) -> Simulation:
+    c = ROWS[number].configuration
+    return Simulation(replace(c, cg_tol=1e-14, cg_max_iter=1000) if tight else c)
+
+
 def run_row(number: int, tight: bool) -> Outcome:
-    row = ROWS[number]
-    c = row.configuration
-    simulation = Simulation(replace(c, cg_tol=1e-14, cg_max_iter=1000) if tight else c)
+    simulation = _simulation(number, tight)
     o = simulation.run()
-    return Outcome(row, tight, Reference(o.step, o.repeats, o.dt, o.e_norm), simulation.wall_s)
+    result = Reference(o.step, o.repeats, o.dt, o.e_norm)
+    return Outcome(ROWS[number], tight, result, simulation.wall_s, simulation.compile_s)
+
+
+def progress_bar_cost(number: int, tight: bool) -> str:
+    """Runs of a row without and with the progress bar, alternately, and their medians.
+
+    Without it the whole run is one call of the compiled loop.
+    """
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(ROUNDS):
+        for shown in seconds:
+            simulation = _simulation(number, tight)
+            simulation.compile()
+            began = time.perf_counter()
+            if shown:
+                with progress_bar(simulation) as report:
+                    simulation.run(report)
+            else:
+                simulation.run(attempts_between_reports=np.iinfo(np.int64).max)
+            seconds[shown].append(time.perf_counter() - began)
+    without, with_it = (median(seconds[shown]) for shown in (False, True))
+    return (
+        f"row {number}: {without:.3f} s without the progress bar, {with_it:.3f} s with it "
+        f"({with_it / without - 1:+.2%}), medians of {ROUNDS} runs each"
+    )
+
+
+def machine() -> str:
+    """The device, and what runs on it."""
+    device = jax.devices()[0]
+    kind = device.device_kind
+    info = Path("/proc/cpuinfo")
+    if device.platform == "cpu" and info.exists():
+        names = re.findall(r"model name\s*: (.*)", info.read_text())
+        kind = names[0] if names else platform.machine()
+    versions = ", ".join(f"{name} {version(name)}" for name in ("jax", "jaxmagma"))
+    return f"{kind}, {len(os.sched_getaffinity(0))} CPU cores, {versions}, {date.today()}"
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(
         prog="fem_demo.verify", description="Checks the digits of the verification table."
     )
-    parser.add_argument(
-        "rows",
-        nargs="*",
-        type=int,
-        metavar="ROW",
-        help=f"1 to {len(ROWS)} (default: all)",
-    )
-    parser.add_argument("--tight", action="store_true", help="solves to round-off")
+    add = parser.add_argument
+    add("rows", nargs="*", type=int, metavar="ROW", help=f"1 to {len(ROWS)} (default: all)")
+    add("--tight", action="store_true", help="solves to round-off")
+    add("--bar-cost", action="store_true", help="time the rows with and without progress bar")
     arguments = parser.parse_args(argv)
     rows = arguments.rows or list(ROWS)
     for number in rows:
         if number not in ROWS:
             parser.error(f"there is no row {number}; the rows are 1 to {len(ROWS)}")
     jax.config.update("jax_enable_x64", True)
+    print(" ".join(["# python -m fem_demo.verify", *(sys.argv[1:] if argv is None else argv)]))
+    print(f"# {machine()}")
+    if arguments.bar_cost:
+        for number in rows:
+            print(progress_bar_cost(number, arguments.tight), flush=True)
+        return 0
     print(HEADER)
     outcomes = []
     for number in rows:
