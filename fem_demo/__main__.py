@@ -18,6 +18,7 @@ from fem_demo.arguments import (
 )
 from fem_demo.checkpoint import load_checkpoint, save_checkpoint
 from fem_demo.errors import velocity_errors
+from fem_demo.machine import machine
 from fem_demo.picture import Plane, save_picture
 from fem_demo.progress import progress_bar
 from fem_demo.rates import Rates, rates, table
@@ -76,6 +77,7 @@ def summary(simulation: Simulation, measured: Rates) -> dict[str, Any]:
         "mesh": c.mesh,
         "integrator": c.integrator,
         "assembly": c.assembly,
+        "machine": machine(),
         "platform": jax.tree.leaves(simulation.progress)[0].device.platform,
         "step": o.step,
         "repeats": o.repeats,
@@ -136,6 +138,7 @@ def _run(arguments: Namespace) -> None:
     _write_pictures(arguments, simulation, final, plane, film)
     if arguments.rates or arguments.json is not None:
         measured = rates(simulation)
+        print(f"rates on {machine()}")
         print(table(measured))
         if arguments.json is not None:
             result = summary(simulation, measured)

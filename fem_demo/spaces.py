@@ -10,6 +10,7 @@ Operators read global vectors through `jaxmagma.gather` and sum into them throug
 """
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 
 import jax
@@ -69,7 +70,9 @@ def free_components(mesh: BoxMesh, order: int) -> np.ndarray:
     return free.reshape(mesh.dim, -1)  # (components, nodes)
 
 
+@lru_cache(maxsize=4)
 def number(mesh: BoxMesh, element: ReferenceElement) -> Numbering:
+    """The same object for the same mesh, so that what is compiled for one run serves the next."""
     nodes = node_table(mesh, element.order)
     count = prod(cells * element.order + 1 for cells in mesh.cells)
     components = np.arange(mesh.dim).reshape(mesh.dim, *(1,) * mesh.dim)

@@ -12,21 +12,16 @@ timed on.  Of these there are the eleven digits that it prints, with solves at t
 tolerance, which changes |e| by less than 1e-9.
 """
 
-import os
-import platform
-import re
 import sys
 import time
 from dataclasses import dataclass, replace
-from datetime import date
-from importlib.metadata import version
-from pathlib import Path
 from statistics import median
 
 import jax
 import numpy as np
 
 from fem_demo.arguments import OneLineParser
+from fem_demo.machine import machine
 from fem_demo.progress import progress_bar
 from fem_demo.simulation import Configuration, Simulation
 
@@ -242,18 +237,6 @@ def progress_bar_cost(number: int, tight: bool) -> str:
         f"row {number}: {without:.3f} s without the progress bar, {with_it:.3f} s with it "
         f"({with_it / without - 1:+.2%}), medians of {ROUNDS} runs each"
     )
-
-
-def machine() -> str:
-    """The device, and what runs on it."""
-    device = jax.devices()[0]
-    kind = device.device_kind
-    info = Path("/proc/cpuinfo")
-    if device.platform == "cpu" and info.exists():
-        names = re.findall(r"model name\s*: (.*)", info.read_text())
-        kind = names[0] if names else platform.machine()
-    versions = ", ".join(f"{name} {version(name)}" for name in ("jax", "jaxmagma"))
-    return f"{kind}, {len(os.sched_getaffinity(0))} CPU cores, {versions}, {date.today()}"
 
 
 def main(argv: list[str] | None = None) -> int:

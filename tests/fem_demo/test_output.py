@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
+import jax
 import numpy as np
 import pytest
 
@@ -18,6 +19,7 @@ from fem_demo.vtk import lagrange_cell_order
 FIELDS = {
     "problem", "dim", "order", "refine", "step", "t", "dt", "e_norm", "internal_energy",
     "kinetic_energy", "energy_change", "x_norm", "v_norm", "dofs_h1", "dofs_l2", "wall_s", "rates",
+    "velocity_errors", "compile_s", "machine",
 }  # fmt: skip
 SMALL = ["sedov", "--refine", "1", "--max-steps", "3"]
 
@@ -45,8 +47,22 @@ def test_a_run_writes_summary_picture_and_vtk(
     assert all(rate > 0 for rate in result["rates"].values())
     assert set(result["phase_seconds"]) == set(result["rates"])
 
+    assert result["velocity_errors"] is None
+
     _check_picture(out / "sedov.png")
     _check_vtk(out / "sedov.vtu", cells=16, points_per_cell=9, cell_type=70, area=1.0)
+
+
+def test_a_vortex_reports_its_velocity_errors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "summary.json"
+    arguments = ["gresho", "--refine", "1", "--max-steps", "2", "--no-plot", "--json", str(file)]
+    assert main(arguments) == 0
+    errors = json.loads(file.read_text())["velocity_errors"]
+    assert 0 < errors["l_1"] < errors["l_2"] < errors["l_inf"] < 1  # the square has the area 1
+    line = "velocity error: L_inf = {l_inf:.10e}, L_1 = {l_1:.10e}, L_2 = {l_2:.10e}"
+    assert line.format(**errors) in capsys.readouterr().out
 
 
 def test_a_run_without_steps_has_a_summary(tmp_path: Path) -> None:
@@ -212,3 +228,20 @@ def test_verify_rejects_rows_that_do_not_exist(capsys: pytest.CaptureFixture[str
         verify.main(["15"])
     assert exit_.value.code == 2
     assert "there is no row 15" in capsys.readouterr().err
+
+
+def test_verify_prints_a_record(capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify.main(["10"]) == 0
+    command, machine, _, row = capsys.readouterr().out.splitlines()
+    assert command == "# python -m fem_demo.verify 10"
+    assert f"jax {jax.__version__}" in machine
+    assert row.split()[:3] == ["10", "default", "4"]
+    assert row.split()[-1] == "pass"
+
+
+def test_verify_measures_the_progress_bar(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify, "ROUNDS", 1)
+    assert verify.main(["10", "--bar-cost"]) == 0
+    assert re.search(r"^row 10: .* without the progress bar, .*%", capsys.readouterr().out, re.M)
