@@ -9,7 +9,7 @@ by at most 1e-10 (tight), or ten times the row's sensitivity to the tolerance (d
 
 Rows 10 to 14 are short runs in three dimensions, of orders 1 to 4, that the published code was
 timed on.  Of these there are the eleven digits that it prints, with solves at the default
-tolerance, which changes |e| by less than 1e-9.
+tolerance; they agree to 1e-10, where round-off is smaller than that.
 """
 
 import sys
@@ -27,7 +27,7 @@ from fem_demo.simulation import Configuration, Simulation
 
 
 TIGHT_TOLERANCE = 1e-10
-PRINTED_TOLERANCE = 1e-9
+PRINTED_TOLERANCE = 1e-10
 ROUNDS = 5
 
 
@@ -45,13 +45,13 @@ class Row:
     configuration: Configuration
     default: Reference
     tight_e_norm: float | None = None  # steps, repeats and dt are the same; None: not known
+    printed_tolerance: float = PRINTED_TOLERANCE  # of a row without ``tight_e_norm``
 
-    @property
-    def sensitivity(self) -> float | None:
-        """The relative change of |e| from the default to the tight solves."""
+    def tolerance(self, tight: bool) -> float:
+        """The relative difference of |e| that is allowed."""
         if self.tight_e_norm is None:
-            return None
-        return abs(self.default.e_norm / self.tight_e_norm - 1)
+            return self.printed_tolerance
+        return TIGHT_TOLERANCE if tight else 10 * abs(self.default.e_norm / self.tight_e_norm - 1)
 
 
 def _short(problem: str, order: int, refine: int, steps: int) -> Configuration:
@@ -144,6 +144,9 @@ ROWS = {
             13,
             _short("sedov", order=4, refine=2, steps=8),
             Reference(8, None, 1.68e-04, 3.0481727577e03),
+            # A random change of the mass matrix by one ulp changes |e| by 3e-10 to 7e-10, and so do
+            # tight solves: at this order CG without preconditioner amplifies round-off.
+            printed_tolerance=1e-9,
         ),
         Row(
             14,
@@ -173,26 +176,20 @@ class Outcome:
         return abs(self.result.e_norm / self.reference.e_norm - 1)
 
     @property
-    def tolerance(self) -> float:
-        if self.row.sensitivity is None:
-            return PRINTED_TOLERANCE
-        return TIGHT_TOLERANCE if self.tight else 10 * self.row.sensitivity
-
-    @property
     def passed(self) -> bool:
         same = (
             self.result.step == self.reference.step
             and self.reference.repeats in (None, self.result.repeats)
             and f"{self.result.dt:.6f}" == f"{self.reference.dt:.6f}"
         )
-        return same and self.difference <= self.tolerance
+        return same and self.difference <= self.row.tolerance(self.tight)
 
     def line(self) -> str:
         r = self.result
         return (
             f"{self.row.number:>3} {'tight' if self.tight else 'default':>8} {r.step:>6} "
             f"{r.repeats:>8} {r.dt:>10.6f} {r.e_norm:>20.13e} {self.reference.e_norm:>20.13e} "
-            f"{self.difference:>9.1e} {self.tolerance:>9.1e} {self.wall_s:>8.1f} "
+            f"{self.difference:>9.1e} {self.row.tolerance(self.tight):>9.1e} {self.wall_s:>8.1f} "
             f"{self.compile_s:>11.1f}  {'pass' if self.passed else 'FAIL'}"
         )
 
