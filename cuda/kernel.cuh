@@ -6,5 +6,6 @@
 #include "functions.cuh"
 #include "gemm.cuh"
 #include "map.cuh"
+#include "quad.cuh"
 #include "reduce.cuh"
 #include "tile.cuh"

@@ -48,6 +48,44 @@ inline void Barrier() {
   threadIdx.x = self;
 }
 
+// Waits for all of the `count` threads that this one is among.
+inline void Meet(size_t count) {
+  static std::vector<size_t> arrived(1 << 11), met(1 << 11);
+  const size_t group = count == threads.size() && count != 32 ? 1 << 10 : threadIdx.x / 32;
+  const size_t before = met[group];
+  if (++arrived[group] == count) {
+    arrived[group] = 0;
+    ++met[group];
+  } else {
+    while (met[group] == before) Barrier();
+  }
+}
+
+// What all lanes of this thread's warp give; they must meet again before they give something else.
+template <class T>
+T* Exchange(T value) {
+  static T values[32][32];
+  T* const own = values[threadIdx.x / 32];
+  own[threadIdx.x % 32] = value;
+  Meet(32);
+  return own;
+}
+
+// The tensor cores' product of 8 x 4 and 4 x 8 values, see cuda/quad.cuh.
+inline void MultiplyAdd(double (&c)[2], double a, double b) {
+  struct Pair {
+    double a, b;
+  };
+  const Pair* const given = Exchange(Pair{a, b});
+  const unsigned lane = threadIdx.x % 32;
+  for (unsigned k = 0; k < 4; ++k) {
+    for (unsigned j = 0; j < 2; ++j) {
+      c[j] += given[lane / 4 * 4 + k].a * given[(2 * (lane % 4) + j) * 4 + k].b;
+    }
+  }
+  Meet(32);
+}
+
 // Runs `kernel` on every thread of `blocks` blocks, in turns from barrier to barrier.
 inline void Launch(int64_t blocks, int64_t count, std::function<void()> kernel) {
   body = kernel;
@@ -76,8 +114,16 @@ inline void Launch(int64_t blocks, int64_t count, std::function<void()> kernel) 
 }  // namespace emulator
 
 inline void __syncthreads() {
-  emulator::Barrier();
+  emulator::Meet(emulator::threads.size());
 }
 inline void __syncwarp() {
-  emulator::Barrier();
+  emulator::Meet(32);
+}
+
+template <class T>
+T __shfl_xor_sync(unsigned, T value, unsigned other) {
+  T* const values = emulator::Exchange(value);
+  const T found = values[(threadIdx.x ^ other) % 32];
+  __syncwarp();
+  return found;
 }

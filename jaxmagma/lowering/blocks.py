@@ -7,7 +7,7 @@ and the layout and place of every tile in shared memory.
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from jaxmagma.lowering import banks
 from jaxmagma.lowering.banks import Access, Layout
 from jaxmagma.lowering.sources import Origin, Strided, composed, origin, placed_once
 from jaxmagma.lowering.sweeps import (
+    ALONG,
     Assembly,
     Gemm,
     Scheduler,
@@ -50,6 +51,11 @@ CROWDED_REGISTERS = 45
 SEVERAL_MOVES = 8
 CROWDED_MOVES = 100
 
+# Tensor cores take fibres from so many values on; a quad has so many of them one after the other,
+# which share what it has of a matrix.
+FEW_VALUES = 13
+QUAD_LINES = 2
+
 # Rows and columns of the block of a gemm that one thread has.
 LARGEST_BLOCK = 4
 
@@ -65,7 +71,9 @@ class Parameters:
     slices: int = 1  # that a group works through, one after the other
     prefetch: bool = True  # asks for tiles some time before they are read
     min_blocks: int | None = None  # on a multiprocessor, for the compiler's choice of registers
+    quads: bool | None = None  # fibres are owned by four lanes, and tensor cores multiply them
     padding: bool = True  # of tiles in shared memory, against bank conflicts
+    in_place: bool = True  # tiles take the place of those that they are made from
     shared_bytes: int = SHARED_BYTES  # most shared memory for one block
 
     def __post_init__(self) -> None:
@@ -115,6 +123,17 @@ def blocking_of(step: Product | Rearrange, itemsize: int) -> Blocking:
     return Blocking(row, column, rows, columns, lines)
 
 
+@dataclass
+class Room:
+    """A place in shared memory and the tiles that are there, one after the other.
+
+    ``axes`` says which axis of the place each axis of a tile is.
+    """
+
+    shape: tuple[int, ...]
+    axes: dict[int, tuple[int, ...]]
+
+
 # ---- Blocks of threads ------------------------------------------------------------------------
 
 
@@ -137,7 +156,8 @@ class Block:
         self.gathered = {x.tile for x in self.origins.values() if x.index is not None}
         self.viewed = {x.tile for x in self.origins.values() if x.index is None}
         self.written, self.skipped = self._find_written()
-        self.bank = self._fill_bank()
+        self.quads = self._choose_quads()
+        self.bank: list[int] = []
         self.groups = 1 if self.summed else parameters.groups
         self.slices = 1 if self.summed else parameters.slices
         self.staging = True
@@ -185,18 +205,38 @@ class Block:
 
     # ---- Choices ---------------------------------------------------------------------------------
 
+    def _choose_quads(self) -> bool:
+        """Whether tensor cores multiply fibres."""
+        if self.dtype != np.float64 or self.parameters.pack > 1:
+            return False
+        if self.parameters.quads is not None:
+            return self.parameters.quads
+        modes = [(x, step) for step in self.plan.steps if (x := as_mode(self.plan, step))]
+        return any(
+            min(step.extents.get(mode.contracted, 1), step.extents.get(mode.new, 1)) >= FEW_VALUES
+            for mode, step in modes
+        )
+
     def _fill_bank(self) -> list[int]:
         """The matrices that stand in the constant bank, in that order."""
         bank: list[int] = []
         left = CONSTANT_BYTES - 4 * len(self.plan.steps)
-        for step in self.plan.steps:
-            mode = as_mode(self.plan, step)
-            if mode is not None and mode.matrix not in bank:
-                size = self.plan.tiles[mode.matrix].size * self.dtype.itemsize
-                if size <= left:
-                    bank.append(mode.matrix)
-                    left -= size
+        for matrix in self.matrices(lanes=1):
+            size = self.plan.tiles[matrix].size * self.dtype.itemsize
+            if matrix not in bank and size <= left:
+                bank.append(matrix)
+                left -= size
         return bank
+
+    def matrices(self, lanes: int) -> list[int]:
+        """The matrices of mode products whose fibres so many lanes own, one for each product."""
+        return [
+            move.matrix.tile
+            for stage in self.stages
+            if isinstance(stage, Sweep) and stage.lanes == lanes
+            for move in stage.moves
+            if move.matrix is not None
+        ]
 
     def choose(self) -> str | None:
         """Chooses stages, threads, elements and layouts; returns why they cannot be had, if so."""
@@ -204,6 +244,7 @@ class Block:
             self.staging = staging
             self.stages = self._stages()
             self._find_uses()
+            self.bank = self._fill_bank()
             # A thread of a gemm has a block of one element.
             fibres = not any(isinstance(stage, Gemm) for stage in self.stages)
             plain = all(isinstance(stage, Sweep) for stage in self.stages) and not self.gathered
@@ -243,7 +284,7 @@ class Block:
         stages: list[Stage] = []
         staged: set[int] = set()
         made: set[int] = set()
-        for stage in Scheduler(self.plan, self.skipped).stages():
+        for stage in Scheduler(self.plan, self.skipped, self.quads).stages():
             if isinstance(stage, Gemm):
                 for operand in stage.step.operands:
                     needed = self.staging or self.origin(operand).index is not None
@@ -315,6 +356,8 @@ class Block:
             return blocking_of(stage.step, self.dtype.itemsize).count
         if isinstance(stage, Assembly):
             return -(-self.plan.tiles[stage.number].size // 4)
+        if stage.lanes > 1:
+            return -(-stage.count * stage.lanes // QUAD_LINES)
         if stage.light:
             # A thread takes several values, and more of them where a gemm comes after.
             staged = any(move.result.tile in self.staged for move in stage.moves)
@@ -330,6 +373,8 @@ class Block:
             threads = given.threads or min(MAX_THREADS, _round_up(slots * most, 32))
             return [(slots * self.pack, threads)]
         largest = given.threads or 256
+        if most > largest and self.quads:
+            return [(self.pack, largest)]
         if most > largest:
             return [(self.pack, given.threads or min(512, _round_up(most, 32)))]
         best, best_score = 1, 0.0
@@ -350,30 +395,18 @@ class Block:
     # ---- Shared memory ---------------------------------------------------------------------------
 
     def _lay_out(self) -> None:
-        self.layouts: dict[int, Layout] = {}
         sums = {self.plan.results[out] for out in self.summed}
         assembled = {stage.number for stage in self.stages if isinstance(stage, Assembly)}
-        for tile in sorted(self.in_shared):
-            shape = self.plan.tiles[tile].shape
-            plain = tile in sums | self.viewed or tile in assembled
-            if self.parameters.padding:
-                accesses = tuple(dict.fromkeys(self._accesses(tile)))
-                self.layouts[tile] = banks.choose(
-                    shape,
-                    self.dtype.itemsize,
-                    self.elements // self.pack,
-                    accesses,
-                    not plain,
-                )
-            else:
-                self.layouts[tile] = banks.row_major(shape)
+        plain = sums | self.viewed | assembled
+        self.layouts: dict[int, Layout] = {}
         self.offsets: dict[int, int] = {}
         placed: list[tuple[int, int, int, int]] = []  # first stage, last stage, begin, end
         self.shared_values = 0
-        for tile in sorted(self.in_shared, key=lambda x: (self.maker[x], x)):
-            first, last = self.maker[tile], max(self.readers[tile])
-            size = self.layouts[tile].element * self.elements
-            size = _round_up(size, max(1, 16 // self.dtype.itemsize))
+        for room in self._rooms(plain):
+            layout = self._layout(room, not plain & room.axes.keys())
+            first = min(self.maker[tile] for tile in room.axes)
+            last = max(max(self.readers[tile]) for tile in room.axes)
+            size = _round_up(layout.element * self.elements, max(1, 16 // self.dtype.itemsize))
             begin = 0
             for other_begin, end in sorted(
                 (b, e) for f, until, b, e in placed if f <= last and first <= until
@@ -381,9 +414,73 @@ class Block:
                 if begin + size <= other_begin:
                     break
                 begin = max(begin, end)
-            self.offsets[tile] = begin
             placed.append((first, last, begin, begin + size))
             self.shared_values = max(self.shared_values, begin + size)
+            for tile, axes in room.axes.items():
+                self.layouts[tile] = Layout(tuple(layout.strides[x] for x in axes), layout.element)
+                self.offsets[tile] = begin
+
+    def _layout(self, room: "Room", inner_padding: bool) -> Layout:
+        if not self.parameters.padding:
+            return banks.row_major(room.shape)
+        accesses = [
+            replace(x, lines=tuple((n, axes[at] if at >= 0 else -1) for n, at in x.lines))
+            for tile, axes in room.axes.items()
+            for x in self._accesses(tile)
+        ]
+        return banks.choose(
+            room.shape,
+            self.dtype.itemsize,
+            self.elements // self.pack,
+            tuple(dict.fromkeys(accesses)),
+            inner_padding,
+        )
+
+    def _rooms(self, plain: set[int]) -> "list[Room]":
+        """The tiles in shared memory, those together that take each other's place."""
+        rooms: list[Room] = []
+        room_of: dict[int, Room] = {}
+        for tile in sorted(self.in_shared, key=lambda x: (self.maker[x], x)):
+            shape = self.plan.tiles[tile].shape
+            found = None if tile in plain else self._replaced(tile, plain, room_of)
+            if found is None:
+                room = Room(shape, {tile: tuple(range(len(shape)))})
+                rooms.append(room)
+            else:
+                before, order = found
+                room = room_of.pop(before)
+                room.axes[tile] = axes = tuple(room.axes[before][n] for n in order)
+                extents = dict(zip(axes, shape, strict=True))
+                room.shape = tuple(max(x, extents[n]) for n, x in enumerate(room.shape))
+            room_of[tile] = room
+        return rooms
+
+    def _replaced(
+        self, tile: int, plain: set[int], candidates: Iterable[int]
+    ) -> tuple[int, list[int]] | None:
+        """A tile whose place another one may take, and which of its axes are the other's.
+
+        Every fibre is read by who writes the new one there, and by nobody after that.
+        """
+        stage = self.stages[self.maker[tile]]
+        if not (self.parameters.in_place and isinstance(stage, Sweep)):
+            return None
+        made = stage.tiles[tile]
+        for value in stage.loads:
+            before = value.tile
+            if before not in candidates or before in plain or tile == before:
+                continue
+            if self.maker[before] == self.maker[tile]:
+                continue
+            alone = all(x == value or self.origin(x.tile).tile != before for x in stage.loads)
+            users = [move for move in stage.moves if value in move.operands]
+            whole = all(move.matrix is not None for move in users)
+            same = sorted(value.labels) == sorted(made.labels) and len(set(made.labels)) == len(
+                made.labels
+            )
+            if alone and whole and same and max(self.readers[before]) == self.maker[tile]:
+                return before, [value.labels.index(x) for x in made.labels]
+        return None
 
     def _accesses(self, tile: int) -> Iterable[Access]:
         for position in (self.maker[tile], *self.readers[tile]):
@@ -399,6 +496,8 @@ class Block:
                     values.append(made)
                 for value in values:
                     lines = tuple((stage.extents[x], value.labels.find(x)) for x in stage.lines)
+                    if stage.lanes > 1:
+                        lines = (*lines, (stage.lanes, value.labels.find(ALONG)))
                     yield Access(lines, self.threads)
                 continue
             blocking = blocking_of(stage.step, self.dtype.itemsize)
@@ -421,11 +520,7 @@ class Block:
         for stage in self.stages:
             operands = self.read(stage)
             if isinstance(stage, Sweep):
-                operands += [
-                    m.matrix.tile
-                    for m in stage.moves
-                    if m.matrix is not None and m.matrix.tile not in self.bank
-                ]
+                operands += self.outside_bank(stage)
             tables.update((x, None) for x in operands if self.is_constant(x))
         tables.update(
             (self.plan.results[out], None)
@@ -433,6 +528,14 @@ class Block:
             if self.is_constant(self.plan.results[out])
         )
         return list(tables)
+
+    def outside_bank(self, sweep: Sweep) -> list[int]:
+        """The matrices of a sweep that are read from global memory."""
+        return [
+            m.matrix.tile
+            for m in sweep.moves
+            if m.matrix is not None and (sweep.lanes > 1 or m.matrix.tile not in self.bank)
+        ]
 
     def is_constant(self, tile: int) -> bool:
         return tile < self.inputs and self.program.inputs[tile].constant is not None
@@ -458,8 +561,7 @@ class Block:
 
     def uses(self) -> int:
         """How often a matrix in the constant bank is used."""
-        modes = [as_mode(self.plan, step) for step in self.plan.steps]
-        return sum(mode is not None and mode.matrix in self.bank for mode in modes)
+        return sum(matrix in self.bank for matrix in self.matrices(lanes=1))
 
     def busy(self) -> float:
         """The part of the threads that the widest stage has work for."""

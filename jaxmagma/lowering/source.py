@@ -118,13 +118,8 @@ class Source:
         arguments = 0
         read = {x for stage in self.block.stages for x in self.block.read(stage)}
         read |= {self.block.plan.results[out] for out in self.block.summed}
-        read |= {
-            m.matrix.tile
-            for s in self.block.stages
-            if isinstance(s, Sweep)
-            for m in s.moves
-            if m.matrix is not None and m.matrix.tile not in self.block.bank
-        }
+        sweeps = (x for x in self.block.stages if isinstance(x, Sweep))
+        read |= {x for sweep in sweeps for x in self.block.outside_bank(sweep)}
         for tile, operand in enumerate(self.block.program.inputs):
             if operand.constant is None:
                 if tile in read:
@@ -217,7 +212,9 @@ class Source:
                 )
             elif not x.name.startswith("partial"):
                 text(f"const auto {x.name} = [&](int) {{ return {x.name}_; }};")
-        for tile in self.block.tables():
+        read = {x for stage in self.block.stages for x in self.block.read(stage)}
+        read |= {self.block.plan.results[out] for out in self.block.summed}
+        for tile in sorted(read.intersection(self.block.tables())):
             text(f"const auto t{tile} = [&](int) {{ return table.t{tile}; }};")
         for tile, offset in self.block.offsets.items():
             size = self.block.layouts[tile].element
@@ -299,6 +296,12 @@ class Source:
                 for x in self.block.made(stage)
                 if x in self.block.in_shared and self.block.maker[x] == position
             }
+            quads = isinstance(stage, Sweep) and stage.lanes > 1
+            if quads:
+                # Matrices come while others are still at work on what the stage reads.
+                text("{")
+                text.indent += 1
+                self._print_matrices(text, stage)
             if self.block.overlap(now_read, writes) or self.block.overlap(
                 now_written, reads | writes
             ):
@@ -312,6 +315,9 @@ class Source:
                 self._print_gemm(text, stage, position)
             else:
                 self._print_assembly(text, stage, position)
+            if quads:
+                text.indent -= 1
+                text("}")
         if not self.block.summed:
             if self.block.slices > 1 and self.block.shared_values:
                 text("sync<kThreads>();")
@@ -331,7 +337,7 @@ class Source:
         if tile in self.block.bank:
             self.matrices += 1
             return f"bank.m{tile} + bank.zero[{self.matrices - 1}]"
-        return f"table.t{tile}" if self.block.is_constant(tile) else f"g{tile}_"
+        return self._outside(tile)
 
     def _pointer(self, tile: int, position: int) -> str:
         """A function of the element, for a tile that `position` reads."""
@@ -376,8 +382,11 @@ class Source:
         names = "".join(f", int {x}" for x in sweep.lines)
         elements = "kElements / kPack" if self.block.pack > 1 else "kElements"
         verb = "values" if sweep.light else "lines"
+        quad = ""
+        if sweep.lanes > 1:
+            verb, quad = "quads", "const Quad& quad, "
         text(
-            f"{verb}<kThreads, {elements}{extents}>(thread, [&](int e{names}) {{",
+            f"{verb}<kThreads, {elements}{extents}>(thread, [&]({quad}int e{names}) {{",
             _shape(
                 (self.block.elements // self.block.pack, *(sweep.extents[x] for x in sweep.lines))
             ),
@@ -396,12 +405,36 @@ class Source:
             if move.step is not None:
                 name = printed.fibre(move.result)
                 text(
-                    f"const auto {name} = {self._expression(move, operands)};",
+                    f"const auto {name} = {self._expression(sweep, move, operands)};",
                     _shape((move.result.length,)),
                 )
             self._print_stores(text, sweep, move.result, name, position)
         text.indent -= 1
         text("});")
+
+    def _print_matrices(self, text: "_Text", sweep: Sweep) -> None:
+        """The matrices of a sweep, in the registers of each warp."""
+        for name, move in {_matrix_name(m): m for m in sweep.moves if m.matrix}.items():
+            assert move.matrix is not None
+            rows, columns = move.result.length, move.operands[0].length
+            row, column = self._matrix_strides(move)
+            text(
+                f"const auto {name} = load_matrix<{rows}, {columns}, {row}, {column}>("
+                f"{self._outside(move.matrix.tile)}, thread);",
+                _shape((rows, columns)),
+            )
+
+    def _matrix_strides(self, move: Move) -> tuple[int, int]:
+        """Of the rows and columns of the matrix of a mode product."""
+        assert move.matrix is not None
+        strides = banks.row_major(self.block.plan.tiles[move.matrix.tile].shape).strides
+        row = 0 if move.matrix.row is None else strides[move.matrix.row]
+        column = 0 if move.matrix.column is None else strides[move.matrix.column]
+        return row, column
+
+    def _outside(self, tile: int) -> str:
+        """Where a matrix is in global memory."""
+        return f"table.t{tile}" if self.block.is_constant(tile) else f"g{tile}_"
 
     def _fibre(
         self, text: "_Text", sweep: Sweep, value: Value, printed: "_Registers", position: int
@@ -421,13 +454,13 @@ class Source:
             at = f"{component.offset}{self._at(sweep, value, component.strides)}"
             text(
                 f"const auto {name} = load_gathered<{value.length}, {step}, {own}, "
-                f"{reading.components}>({reading.vector}, {place}, {at});",
+                f"{reading.components}>({_quad(sweep)}{reading.vector}, {place}, {at});",
                 _shape((value.length,)),
             )
             return name
-        stride = f", {step}" if value.length > 1 else ""
+        stride = f", {step}" if value.length > 1 or sweep.lanes > 1 else ""
         text(
-            f"const auto {name} = load<{value.length}{stride}>({place});",
+            f"const auto {name} = load<{value.length}{stride}>({_quad(sweep)}{place});",
             _shape((value.length,)),
         )
         return name
@@ -453,36 +486,44 @@ class Source:
             if length > 1 and value.length == 1 and not printed.has(value) and value not in inside:
                 self._print_value(text, sweep, value, printed, position)
         scope = printed
+        quad = sweep.lanes > 1
+        point, owned = (SLOT if quad else POINT), ""
         if length > 1:
             names = [printed.fibre(value) for value in kept]
             if names:
-                text(f"Fibre<{self._value_type}, {length}> {', '.join(names)};", _shape((length,)))
+                fibre = "QuadFibre" if quad else "Fibre"
+                shape = _shape((length,))
+                text(f"{fibre}<{self._value_type}, {length}> {', '.join(names)};", shape)
             text("#pragma unroll")
-            text(f"for (int {POINT} = 0; {POINT} < {length}; ++{POINT}) {{")
+            text(f"for (int {point} = 0; {point} < {-(-length // sweep.lanes)}; ++{point}) {{")
             text.indent += 1
+            if quad:
+                text(f"const int {POINT} = position<{length}>(quad, {SLOT});")
             scope = printed.inner()
+        if quad:
+            owned = f"if (owns<{length}>(quad, {SLOT if length > 1 else 0})) "
         for move in group:
             operands = []
             for value in move.operands:
                 if value in scope.values:
                     operands.append(scope.values[value])
                 elif value in scope.fibres and value not in inside:
-                    operands.append(f"{scope.fibres[value]}[{POINT if value.length > 1 else 0}]")
+                    operands.append(f"{scope.fibres[value]}[{point if value.length > 1 else 0}]")
                 else:
                     operands.append(self._print_value(text, sweep, value, scope, position))
             name = operands[0]
             if move.step is not None:
                 name = scope.value(move.result)
-                text(f"const auto {name} = {self._expression(move, operands)};")
+                text(f"const auto {name} = {self._expression(sweep, move, operands)};")
             if move.result in kept:
-                text(f"{printed.fibres[move.result]}[{POINT}] = {name};")
+                text(f"{printed.fibres[move.result]}[{point}] = {name};")
             for place, strides, guard in self._stores(move.result, position):
                 at = (
                     place
                     + self._at(sweep, move.result, strides)
                     + self._point(move.result, strides)
                 )
-                text(f"{guard}put({at}, {name});")
+                text(f"{guard}{owned}put({at}, {name});")
         if length > 1:
             text.indent -= 1
             text("}")
@@ -529,9 +570,11 @@ class Source:
         self, text: "_Text", sweep: Sweep, value: Value, name: str, position: int
     ) -> None:
         for place, strides, guard in self._stores(value, position):
-            step = f"<{self._step(value, strides)}>" if value.length > 1 else ""
+            step = self._step(value, strides)
+            stride = f"<{step}>" if value.length > 1 or sweep.lanes > 1 else ""
+            at = self._at(sweep, value, strides)
             text(
-                f"{guard}store{step}({place}{self._at(sweep, value, strides)}, {name});",
+                f"{guard}store{stride}({_quad(sweep)}{place}{at}, {name});",
                 _shape((value.length,)),
             )
 
@@ -592,12 +635,12 @@ class Source:
             if x in value.labels
         )
 
-    def _expression(self, move: Move, operands: list[str]) -> str:
+    def _expression(self, sweep: Sweep, move: Move, operands: list[str]) -> str:
         step = move.step
         if move.matrix is not None:
-            strides = banks.row_major(self.block.plan.tiles[move.matrix.tile].shape).strides
-            row = 0 if move.matrix.row is None else strides[move.matrix.row]
-            column = 0 if move.matrix.column is None else strides[move.matrix.column]
+            if sweep.lanes > 1:
+                return f"gemm(quad, {_matrix_name(move)}, {operands[0]})"
+            row, column = self._matrix_strides(move)
             sizes = f"{move.result.length}, {move.operands[0].length}, {row}, {column}"
             return f"gemm<{sizes}>({self._matrix(move.matrix.tile)}, {operands[0]})"
         if isinstance(step, Pointwise):
@@ -606,7 +649,7 @@ class Source:
             return f"map(Multiply(), {', '.join(operands)})"
         assert isinstance(step, Rearrange)
         if ALONG in move.operands[0].labels and ALONG not in move.result.labels:
-            return f"reduce({operands[0]})"
+            return f"reduce({_quad(sweep)}{operands[0]})"
         return operands[0]
 
     def _print_gemm(self, text: "_Text", stage: Gemm, position: int) -> None:
@@ -687,8 +730,21 @@ class Source:
 
 
 LETTERS = "abcdfghijklmnopqrstuvwxyz"
-# The place along a fibre, where values are made one by one.
+# The place along a fibre, where values are made one by one; and a lane's number of it.
 POINT = "at"
+SLOT = "slot"
+
+
+def _quad(sweep: Sweep) -> str:
+    """The argument that says which part of a fibre a lane has."""
+    return "quad, " if sweep.lanes > 1 else ""
+
+
+def _matrix_name(move: Move) -> str:
+    """In registers: tiles may be used transposed as well."""
+    assert move.matrix is not None
+    matrix = move.matrix
+    return f"m{matrix.tile}{'t' if (matrix.row or 0) > (matrix.column or 0) else ''}"
 
 
 class _Registers:

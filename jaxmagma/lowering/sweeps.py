@@ -7,6 +7,9 @@ leave the lines alone can share a sweep and hand fibres on in registers:
 * a mode product ``y[.., m, ..] = sum_k matrix[m, k] x[.., k, ..]`` with fibres along k, then m;
 * a pointwise function, a product without contraction, a transposition, a sum along the fibre.
 
+A fibre is owned by one thread, or by a quad: four lanes that have a quarter of it each, as tensor
+cores take it.
+
 What contracts two tiles of the same element is a ``Gemm``: every thread owns a block of the result.
 
 Steps are grouped by list scheduling: the first step that is ready opens a sweep, and every ready
@@ -22,7 +25,7 @@ what a program of pointwise operations alone becomes, however many they are.
 import heapq
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jaxmagma.lowering.sources import Origin, origin
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, Step
@@ -41,6 +44,10 @@ MOST_LOADS = 6
 LIGHT_MOVES = 8
 
 LABELS = "abcdfghijklmnopqrstuvwxyzABCDFGHIJKLMNOPQRSTUVWXYZ"
+
+
+# Lanes that own a fibre together where tensor cores multiply it.
+QUAD = 4
 
 
 # The label of the axis along which a fibre runs; the lines of a sweep have letters.
@@ -93,10 +100,14 @@ class Move:
 
 @dataclass
 class Sweep:
-    """Operations on fibres; ``lines`` are the labels spread over threads, the last one fastest."""
+    """Operations on fibres; ``lines`` are the labels spread over threads, the last one fastest.
+
+    ``lanes`` of a warp own a fibre together: 1 or QUAD.
+    """
 
     lines: str
     extents: dict[str, int]
+    lanes: int = 1
     loads: list[Value] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
     tiles: dict[int, Value] = field(default_factory=dict)  # what the sweep computes
@@ -120,7 +131,7 @@ class Sweep:
         return self.single and len(self.moves) <= LIGHT_MOVES
 
     def copy(self) -> "Sweep":
-        return Sweep(self.lines, self.extents, [*self.loads], [*self.moves], {**self.tiles})
+        return replace(self, loads=[*self.loads], moves=[*self.moves], tiles={**self.tiles})
 
 
 @dataclass
@@ -200,10 +211,14 @@ def _summed(step: Product | Rearrange | Pointwise) -> str:
 
 
 class Scheduler:
-    """Groups the steps of ``plan`` into stages; tiles of ``skipped`` nobody needs on chip."""
+    """Groups the steps of ``plan`` into stages; tiles of ``skipped`` nobody needs on chip.
 
-    def __init__(self, plan: Plan, skipped: Iterable[int] = ()) -> None:
+    With ``quads``, fibres are owned by quads wherever matrices multiply them.
+    """
+
+    def __init__(self, plan: Plan, skipped: Iterable[int] = (), quads: bool = False) -> None:
         self.plan = plan
+        self.quads = quads
         self.skipped = set(skipped)
         self.ready = set(range(len(plan.program.inputs)))  # tiles in memory
         self.origins: dict[int, Origin] = {}
@@ -261,6 +276,8 @@ class Scheduler:
         mode = as_mode(self.plan, step)
         if mode is not None:
             sweep, names = self._empty(mode.tile_labels, mode.contracted, extents)
+            if self.quads and _for_quads(mode, extents):
+                sweep.lanes = QUAD
             self._add_mode(sweep, number, step, mode, names)
             return sweep
         summed = _summed(step)
@@ -269,6 +286,8 @@ class Scheduler:
         best: Sweep | None = None
         for along in self._fibres(number, step, summed):
             sweep, names = self._empty(step.output_labels, along, extents)
+            if self.quads and along and not summed:
+                sweep.lanes = QUAD
             if self._add_pointwise(sweep, number, step, names):
                 if not along or summed or self._reaches_mode(sweep):
                     return sweep
@@ -516,6 +535,8 @@ class Scheduler:
         self, sweep: Sweep, step: Product | Rearrange | Pointwise, mode: Mode
     ) -> dict[str, str] | None:
         """The lines of a mode product as lines of the sweep, if they can be the same."""
+        if sweep.lanes == QUAD and not _for_quads(mode, step.extents):
+            return None
         if mode.tile in sweep.tiles:
             names = dict(zip(mode.tile_labels, sweep.tiles[mode.tile].labels, strict=True))
             along = next((x for x in names if names[x] == ALONG), "")
@@ -604,12 +625,21 @@ class Scheduler:
         return True
 
 
+def _for_quads(mode: Mode, extents: dict[str, int]) -> bool:
+    """Whether tensor cores can do a mode product: fibres on both sides."""
+    return min(extents.get(mode.contracted, 1), extents.get(mode.new, 1)) > 1
+
+
 def live_registers(plan: Plan, sweep: Sweep) -> int:
     """The most registers that whole fibres of a sweep take at once.
 
     Of pointwise operations in a row only fibres that come in or go on count: they are done point by
     point, so that what is in between is alive for one point only.
     """
+
+    def size(value: Value) -> int:
+        return -(-value.length // sweep.lanes)
+
     groups = grouped(sweep.moves)
     last: dict[Value, int] = {}
     for position, group in enumerate(groups):
@@ -626,14 +656,17 @@ def live_registers(plan: Plan, sweep: Sweep) -> int:
             now = {x for x in made if last.get(x, -1) > position}
             done = {x for x in alive if last[x] == position}
             # A fibre that ends here gives its registers to one that begins.
-            inside = sum(x.length for x in alive - done)
-            inside += max(sum(x.length for x in done), sum(x.length for x in now)) + extra
+            inside = sum(map(size, alive - done))
+            inside += max(sum(map(size, done)), sum(map(size, now))) + extra
         else:
             alive |= {x for move in group for x in move.operands}
             now = made
-            inside = sum(x.length for x in alive | made)
+            inside = sum(map(size, alive | made))
         most = max(most, inside)
         alive = {x for x in alive | now if last.get(x, -1) > position}
+    if sweep.lanes == QUAD:
+        matrices = {m.matrix: (m.result.length, m.operands[0].length) for m in sweep.moves if m.matrix}
+        most += sum(-(-rows // 8) * -(-columns // 4) for rows, columns in matrices.values())
     words = max(_words(plan, move.result.tile) for move in sweep.moves)
     return most * words
 

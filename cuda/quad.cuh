@@ -1,0 +1,158 @@
+// Fibres that four neighbouring lanes of a warp, a quad, own together: how tensor cores see them.
+//
+// A warp has eight quads, and eight fibres at a time. Value i of a fibre is in lane i % 4. A product
+// with a matrix takes fibres so and gives them so: nothing moves between lanes from one product to
+// the next, and a lane has a quarter of the registers of a thread that owns a fibre alone.
+#pragma once
+
+#include "tile.cuh"
+
+namespace jaxmagma {
+
+// A lane, and whether its quad has a fibre of its own. If not, it goes along with the first of the
+// warp, for products need all lanes, and writes nothing.
+struct Quad {
+  int lane;
+  bool has;
+};
+
+template <class T, int N>
+struct QuadFibre {
+  static constexpr int slots = (N + 3) / 4;
+  T value[slots];
+  __device__ __forceinline__ T& operator[](int slot) { return value[slot]; }
+  __device__ __forceinline__ const T& operator[](int slot) const { return value[slot]; }
+};
+
+// Whether a lane's value number `slot` is one of the N of a fibre.
+template <int N>
+__device__ __forceinline__ bool inside(const Quad& quad, int slot) {
+  return slot < N / 4 || 4 * slot + quad.lane < N;
+}
+
+// Which value of the fibre that is; beyond the end, the last one once more.
+template <int N>
+__device__ __forceinline__ int position(const Quad& quad, int slot) {
+  return inside<N>(quad, slot) ? 4 * slot + quad.lane : N - 1;
+}
+
+// Whether the lane is to write it.
+template <int N>
+__device__ __forceinline__ bool owns(const Quad& quad, int slot) {
+  return quad.has && inside<N>(quad, slot);
+}
+
+template <int N, int STRIDE, class T>
+__device__ __forceinline__ auto load(const Quad& quad, const T* from) {
+  QuadFibre<typename Mutable<T>::type, N> x;
+#pragma unroll
+  for (int slot = 0; slot < x.slots; ++slot) x[slot] = from[position<N>(quad, slot) * STRIDE];
+  return x;  // (N)
+}
+
+template <int N, int STRIDE, int COMPONENT, int COMPONENTS, class T>
+__device__ __forceinline__ QuadFibre<T, N> load_gathered(const Quad& quad, const T* vector,
+                                                         const int* index, int component) {
+  QuadFibre<T, N> x;
+#pragma unroll
+  for (int slot = 0; slot < x.slots; ++slot) {
+    const int i = position<N>(quad, slot);
+    x[slot] = gathered<COMPONENTS>(vector, index + i * STRIDE, component + i * COMPONENT);
+  }
+  return x;  // (N)
+}
+
+template <int STRIDE, class T, int N>
+__device__ __forceinline__ void store(const Quad& quad, T* to, const QuadFibre<T, N>& x) {
+#pragma unroll
+  for (int slot = 0; slot < x.slots; ++slot) {
+    if (owns<N>(quad, slot)) to[position<N>(quad, slot) * STRIDE] = x[slot];  // (N)
+  }
+}
+
+// sum_i x[i], in all lanes of the quad
+template <class T, int N>
+__device__ __forceinline__ QuadFibre<T, 1> reduce(const Quad& quad, const QuadFibre<T, N>& x) {
+  T sum{};
+#pragma unroll
+  for (int slot = 0; slot < x.slots; ++slot) {
+    if (inside<N>(quad, slot)) sum += x[slot];
+  }
+#pragma unroll
+  for (int other = 1; other < 4; other *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, other);
+  return {{sum}};
+}
+
+// ---- Products --------------------------------------------------------------------------------
+
+// c += a b for eight fibres, of which a lane has value number `lane` of its own; b is a piece of a
+// matrix for four of its columns and eight of its rows, see Pieces below.
+__device__ __forceinline__ void multiply_add(double (&c)[2], double a, double b) {
+#ifdef __CUDACC__
+  asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+      : "+d"(c[0]), "+d"(c[1])
+      : "d"(a), "d"(b));
+#else
+  emulator::MultiplyAdd(c, a, b);
+#endif
+}
+
+// A matrix of M rows and K columns, cut into pieces of 8 x 4 whose values the lanes of a warp share
+// out. The rows of a piece are in such an order that results are where operands are expected.
+template <class T, int M, int K>
+struct Matrix {
+  T value[(K + 3) / 4][(M + 7) / 8];
+};
+
+template <int M, int K, int ROW, int COLUMN, class T>
+__device__ __forceinline__ auto load_matrix(const T* from, int thread) {
+  Matrix<typename Mutable<T>::type, M, K> a;
+  const int lane = thread % 32, row = lane / 8 + lane / 4 % 2 * 4, column = lane % 4;
+#pragma unroll
+  for (int k = 0; k < (K + 3) / 4; ++k) {
+#pragma unroll
+    for (int m = 0; m < (M + 7) / 8; ++m) {
+      const int i = 8 * m + row, j = 4 * k + column;
+      const bool inside = i < M && j < K;
+      a.value[k][m] = inside ? from[i * ROW + j * COLUMN] : typename Mutable<T>::type{};
+    }
+  }
+  return a;  // (M, K)
+}
+
+// y[m] = sum_k matrix[m, k] x[k]
+template <class T, int M, int K>
+__device__ __forceinline__ QuadFibre<T, M> gemm(const Quad& quad, const Matrix<T, M, K>& matrix,
+                                                QuadFibre<T, K> x) {
+  constexpr int kPieces = (M + 7) / 8;
+  // What is beyond the end of the fibre meets zeros, and must not be NaN.
+  if (!inside<K>(quad, x.slots - 1)) x[x.slots - 1] = T{};
+  T sum[kPieces][2] = {};
+#pragma unroll
+  for (int k = 0; k < x.slots; ++k) {
+#pragma unroll
+    for (int m = 0; m < kPieces; ++m) multiply_add(sum[m], x[k], matrix.value[k][m]);
+  }
+  QuadFibre<T, M> y;
+#pragma unroll
+  for (int slot = 0; slot < y.slots; ++slot) y[slot] = sum[slot / 2][slot % 2];
+  return y;  // (M)
+}
+
+// ---- Threads ---------------------------------------------------------------------------------
+
+// Calls body(quad, i, j, ...) for every line of EXTENTS, spread over the quads of THREADS threads.
+// All lanes of a warp make each call together.
+template <int THREADS, int... EXTENTS, class Body>
+__device__ __forceinline__ void quads(int thread, const Body& body) {
+  static_assert(THREADS % 32 == 0, "warps are whole");
+  constexpr int count = Lines<EXTENTS...>::count, step = THREADS / 4;
+#pragma unroll 1
+  for (int first = thread / 32 * 8; first < count; first += step) {
+    const int line = first + thread % 32 / 4;
+    const Quad quad = {thread % 4, count % 8 == 0 || line < count};
+    Lines<EXTENTS...>::visit(quad.has ? line : first, body, quad);
+  }
+}
+
+}  // namespace jaxmagma
