@@ -30,10 +30,11 @@ __device__ __forceinline__ bool inside(const Quad& quad, int slot) {
   return slot < N / 4 || 4 * slot + quad.lane < N;
 }
 
-// Which value of the fibre that is; beyond the end, the last one once more.
+// Which value of the fibre that is; beyond the end, one of the first once more.
 template <int N>
 __device__ __forceinline__ int position(const Quad& quad, int slot) {
-  return inside<N>(quad, slot) ? 4 * slot + quad.lane : N - 1;
+  const int first = inside<N>(quad, 0) ? quad.lane : 0;
+  return first + (inside<N>(quad, slot) ? 4 * slot : 0);
 }
 
 // Whether the lane is to write it.
@@ -48,6 +49,19 @@ __device__ __forceinline__ auto load(const Quad& quad, const T* from) {
 #pragma unroll
   for (int slot = 0; slot < x.slots; ++slot) x[slot] = from[position<N>(quad, slot) * STRIDE];
   return x;  // (N)
+}
+
+template <int N, int STRIDE, class T, int W>
+__device__ __forceinline__ auto load(const Quad& quad, const Place<T, W>& from) {
+  QuadFibre<Pack<typename Mutable<T>::type, W>, N> x;
+#pragma unroll
+  for (int w = 0; w < W; ++w) {
+#pragma unroll
+    for (int slot = 0; slot < x.slots; ++slot) {
+      x[slot].value[w] = from.at[w][position<N>(quad, slot) * STRIDE];
+    }
+  }
+  return x;  // (N), W times
 }
 
 template <int N, int STRIDE, int COMPONENT, int COMPONENTS, class T>
@@ -70,6 +84,32 @@ __device__ __forceinline__ void store(const Quad& quad, T* to, const QuadFibre<T
   }
 }
 
+template <int STRIDE, class T, int W, int N>
+__device__ __forceinline__ void store(const Quad& quad, const Place<T, W>& to,
+                                      const QuadFibre<Pack<T, W>, N>& x) {
+#pragma unroll
+  for (int w = 0; w < W; ++w) {
+#pragma unroll
+    for (int slot = 0; slot < x.slots; ++slot) {
+      if (to.has[w] && owns<N>(quad, slot)) {
+        to.at[w][position<N>(quad, slot) * STRIDE] = x[slot].value[w];  // (N)
+      }
+    }
+  }
+}
+
+// What the lane has whose number differs from this one's in the bits of `other`.
+template <class T>
+__device__ __forceinline__ T from_lane(T x, int other) {
+  return __shfl_xor_sync(0xffffffffu, x, other);
+}
+template <class T, int W>
+__device__ __forceinline__ Pack<T, W> from_lane(Pack<T, W> x, int other) {
+#pragma unroll
+  for (int w = 0; w < W; ++w) x.value[w] = from_lane(x.value[w], other);
+  return x;
+}
+
 // sum_i x[i], in all lanes of the quad
 template <class T, int N>
 __device__ __forceinline__ QuadFibre<T, 1> reduce(const Quad& quad, const QuadFibre<T, N>& x) {
@@ -79,7 +119,7 @@ __device__ __forceinline__ QuadFibre<T, 1> reduce(const Quad& quad, const QuadFi
     if (inside<N>(quad, slot)) sum += x[slot];
   }
 #pragma unroll
-  for (int other = 1; other < 4; other *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, other);
+  for (int other = 1; other < 4; other *= 2) sum += from_lane(sum, other);
   return {{sum}};
 }
 
@@ -97,6 +137,32 @@ __device__ __forceinline__ void multiply_add(double (&c)[2], double a, double b)
 #endif
 }
 
+// The same for fibres of several elements.
+template <int W>
+__device__ __forceinline__ void multiply_add(Pack<double, W> (&c)[2], const Pack<double, W>& a,
+                                             double b) {
+#pragma unroll
+  for (int w = 0; w < W; w += 2) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    if (w + 1 < W) {
+      asm("mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 "
+          "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+          : "+d"(c[0].value[w]), "+d"(c[1].value[w]), "+d"(c[0].value[w + 1]),
+            "+d"(c[1].value[w + 1])
+          : "d"(a.value[w]), "d"(a.value[w + 1]), "d"(b));
+      continue;
+    }
+#endif
+#pragma unroll
+    for (int one = w; one < W && one < w + 2; ++one) {
+      double sum[2] = {c[0].value[one], c[1].value[one]};
+      multiply_add(sum, a.value[one], b);
+      c[0].value[one] = sum[0];
+      c[1].value[one] = sum[1];
+    }
+  }
+}
+
 // A matrix of M rows and K columns, cut into pieces of 8 x 4 whose values the lanes of a warp share
 // out. The rows of a piece are in such an order that results are where operands are expected.
 template <class T, int M, int K>
@@ -104,6 +170,20 @@ struct Matrix {
   T value[(K + 3) / 4][(M + 7) / 8];
 };
 
+// Read from pieces one after the other, with the values of the lanes side by side.
+template <int M, int K, class T>
+__device__ __forceinline__ auto load_matrix(const T* from, int thread) {
+  Matrix<typename Mutable<T>::type, M, K> a;
+  constexpr int kRows = (M + 7) / 8;
+#pragma unroll
+  for (int k = 0; k < (K + 3) / 4; ++k) {
+#pragma unroll
+    for (int m = 0; m < kRows; ++m) a.value[k][m] = from[(k * kRows + m) * 32 + thread % 32];
+  }
+  return a;  // (M, K)
+}
+
+// Read from a matrix in memory.
 template <int M, int K, int ROW, int COLUMN, class T>
 __device__ __forceinline__ auto load_matrix(const T* from, int thread) {
   Matrix<typename Mutable<T>::type, M, K> a;
@@ -121,8 +201,8 @@ __device__ __forceinline__ auto load_matrix(const T* from, int thread) {
 }
 
 // y[m] = sum_k matrix[m, k] x[k]
-template <class T, int M, int K>
-__device__ __forceinline__ QuadFibre<T, M> gemm(const Quad& quad, const Matrix<T, M, K>& matrix,
+template <class S, class T, int M, int K>
+__device__ __forceinline__ QuadFibre<T, M> gemm(const Quad& quad, const Matrix<S, M, K>& matrix,
                                                 QuadFibre<T, K> x) {
   constexpr int kPieces = (M + 7) / 8;
   // What is beyond the end of the fibre meets zeros, and must not be NaN.

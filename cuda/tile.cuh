@@ -285,7 +285,11 @@ struct Lines<FIRST, REST...> {
   template <class Body, class... At>
   static __device__ __forceinline__ void visit(unsigned line, const Body& body, At... at) {
     constexpr unsigned rest = Lines<REST...>::count;
-    Lines<REST...>::visit(line % rest, body, at..., static_cast<int>(line / rest));
+    if constexpr (FIRST == 1) {
+      Lines<REST...>::visit(line, body, at..., 0);
+    } else {
+      Lines<REST...>::visit(line % rest, body, at..., static_cast<int>(line / rest));
+    }
   }
 };
 

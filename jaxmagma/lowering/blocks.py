@@ -18,6 +18,7 @@ from jaxmagma.lowering.sweeps import (
     ALONG,
     Assembly,
     Gemm,
+    Move,
     Scheduler,
     Stage,
     Sweep,
@@ -55,6 +56,8 @@ CROWDED_MOVES = 100
 # which share what it has of a matrix.
 FEW_VALUES = 13
 QUAD_LINES = 2
+# Matrices stay in registers, if they take no more than this.
+HELD_REGISTERS = 140
 
 # Rows and columns of the block of a gemm that one thread has.
 LARGEST_BLOCK = 4
@@ -72,6 +75,7 @@ class Parameters:
     prefetch: bool = True  # asks for tiles some time before they are read
     min_blocks: int | None = None  # on a multiprocessor, for the compiler's choice of registers
     quads: bool | None = None  # fibres are owned by four lanes, and tensor cores multiply them
+    hold: bool | None = None  # matrices for tensor cores stay in registers
     padding: bool = True  # of tiles in shared memory, against bank conflicts
     in_place: bool = True  # tiles take the place of those that they are made from
     shared_bytes: int = SHARED_BYTES  # most shared memory for one block
@@ -121,6 +125,47 @@ def blocking_of(step: Product | Rearrange, itemsize: int) -> Blocking:
     }
     lines = tuple((x, pieces[x]) for x in step.output_labels)
     return Blocking(row, column, rows, columns, lines)
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A matrix cut into pieces for tensor cores, and the strides of its rows and columns."""
+
+    tile: int
+    rows: int
+    columns: int
+    row: int
+    column: int
+
+    @property
+    def name(self) -> str:
+        """Tiles may be used transposed as well."""
+        return f"m{self.tile}{'t' if self.row < self.column else ''}"
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Pieces along the columns and along the rows."""
+        return -(-self.columns // 4), -(-self.rows // 8)
+
+    def arranged(self, matrix: np.ndarray) -> np.ndarray:
+        """The values in the order in which lanes read them; zeros beyond the matrix."""
+        columns, rows = self.counts
+        strides = [x * matrix.itemsize for x in (self.row, self.column)]
+        whole = np.zeros((rows * 8, columns * 4), matrix.dtype)
+        view = np.lib.stride_tricks.as_strided(matrix, (self.rows, self.columns), strides)
+        whole[: self.rows, : self.columns] = view
+        # Lane 8 i + 4 h + j has row i + 4 h and column j of a piece, see cuda/quad.cuh.
+        parts = whole.reshape(rows, 2, 4, columns, 4)
+        return np.ascontiguousarray(parts.transpose(3, 0, 2, 1, 4))
+
+
+def pieces_of(plan: Plan, move: Move) -> Pieces:
+    """The matrix of a mode product."""
+    assert move.matrix is not None
+    strides = banks.row_major(plan.tiles[move.matrix.tile].shape).strides
+    row = 0 if move.matrix.row is None else strides[move.matrix.row]
+    column = 0 if move.matrix.column is None else strides[move.matrix.column]
+    return Pieces(move.matrix.tile, move.result.length, move.operands[0].length, row, column)
 
 
 @dataclass
@@ -207,7 +252,7 @@ class Block:
 
     def _choose_quads(self) -> bool:
         """Whether tensor cores multiply fibres."""
-        if self.dtype != np.float64 or self.parameters.pack > 1:
+        if self.dtype != np.float64:
             return False
         if self.parameters.quads is not None:
             return self.parameters.quads
@@ -227,6 +272,23 @@ class Block:
                 bank.append(matrix)
                 left -= size
         return bank
+
+    def pieces(self) -> list[Pieces]:
+        """The matrices that tensor cores multiply with."""
+        moves = (
+            move
+            for stage in self.stages
+            if isinstance(stage, Sweep) and stage.lanes > 1
+            for move in stage.moves
+            if move.matrix is not None
+        )
+        return list(dict.fromkeys(pieces_of(self.plan, move) for move in moves))
+
+    @property
+    def holds(self) -> bool:
+        """Whether all matrices stay in the registers of every warp."""
+        words = sum(math.prod(x.counts) for x in self.pieces()) * self.dtype.itemsize // 4
+        return words <= HELD_REGISTERS if self.parameters.hold is None else self.parameters.hold
 
     def matrices(self, lanes: int) -> list[int]:
         """The matrices of mode products whose fibres so many lanes own, one for each product."""
@@ -530,11 +592,11 @@ class Block:
         return list(tables)
 
     def outside_bank(self, sweep: Sweep) -> list[int]:
-        """The matrices of a sweep that are read from global memory."""
+        """The matrices of a sweep of threads that are read from global memory."""
         return [
             m.matrix.tile
             for m in sweep.moves
-            if m.matrix is not None and (sweep.lanes > 1 or m.matrix.tile not in self.bank)
+            if m.matrix is not None and sweep.lanes == 1 and m.matrix.tile not in self.bank
         ]
 
     def is_constant(self, tile: int) -> bool:

@@ -268,6 +268,16 @@ def _attributes(source: Source) -> dict[str, Any]:
     for number, out in enumerate(block.summed):
         size = block.plan.tiles[block.plan.results[out]].size
         sums += [first + out, first + len(block.program.outputs) + number, size]
+    constants = [x.constant and x.constant.array for x in block.program.inputs]
+
+    def values(tiles: list[int]) -> list[np.ndarray]:
+        """Constants, zeros where they are not known yet."""
+        return [
+            np.zeros(block.plan.tiles[x].size, block.dtype) if (a := constants[x]) is None else a
+            for x in tiles
+        ]
+
+    arranged = [x.arranged(a) for x in block.pieces() if (a := constants[x.tile]) is not None]
     return {
         "name": "jaxmagma_" + hashlib.sha256(source.text.encode()).hexdigest()[:8],
         "source": source.text,
@@ -278,19 +288,14 @@ def _attributes(source: Source) -> dict[str, Any]:
         "pointers": _integers(pointers),
         "copies": _integers(copies),
         "sums": _integers(sums),
-        "bank": _values(block, block.bank, 4 * block.uses()),
-        "table": _values(block, block.tables()),
+        "bank": _bytes([*values(block.bank), np.zeros(block.uses(), np.int32)]),
+        "table": _bytes([*values(block.tables()), *arranged]),
     }
 
 
-def _values(block: Block, tiles: list[int], zeros: int = 0) -> np.ndarray:
-    """The bytes of constants one after the other, zeros where unknown, and more zeros."""
-    data = b"\0"  # an attribute may not be empty
-    for tile in tiles:
-        constant = block.program.inputs[tile].constant
-        size = block.plan.tiles[tile].size * block.dtype.itemsize
-        data += constant.array.tobytes() if constant else bytes(size)
-    return np.frombuffer(data + bytes(zeros), np.uint8)
+def _bytes(arrays: list[np.ndarray]) -> np.ndarray:
+    """One after the other, preceded by a byte, since an attribute may not be empty."""
+    return np.frombuffer(b"\0" + b"".join(x.tobytes() for x in arrays), np.uint8)
 
 
 def _integers(values: list[int]) -> np.ndarray:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxmagma.lowering import banks
-from jaxmagma.lowering.blocks import Block, blocking_of
+from jaxmagma.lowering.blocks import Block, Pieces, blocking_of, pieces_of
 from jaxmagma.lowering.sources import Origin, Strided
 from jaxmagma.lowering.sweeps import ALONG, Assembly, Gemm, Move, Stage, Sweep, Value, grouped
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange
@@ -120,6 +120,7 @@ class Source:
         read |= {self.block.plan.results[out] for out in self.block.summed}
         sweeps = (x for x in self.block.stages if isinstance(x, Sweep))
         read |= {x for sweep in sweeps for x in self.block.outside_bank(sweep)}
+        read |= {x.tile for x in self.block.pieces()}
         for tile, operand in enumerate(self.block.program.inputs):
             if operand.constant is None:
                 if tile in read:
@@ -162,11 +163,12 @@ class Source:
         if self.block.slices > 1:
             text(f"constexpr int kSlices = {self.block.slices};  // of so many elements, in turn")
         text("")
+        arranged = [x for x in self.block.pieces() if self.block.is_constant(x.tile)]
         for name, tiles, space in (
             ("bank", self.block.bank, "__constant__"),
             ("table", self.block.tables(), "__device__"),
         ):
-            if tiles:
+            if tiles or (name == "table" and arranged):
                 text(f"struct {name.capitalize()} {{")
                 for tile in tiles:
                     size = self.block.plan.tiles[tile].size
@@ -174,6 +176,11 @@ class Source:
                     text(f"  {self.type} {member}[{size}];", self._shape(tile))
                 if name == "bank":
                     text(f"  int zero[{self.block.uses()}];", UNKNOWN_ZEROS)
+                else:
+                    for x in arranged:
+                        columns, rows = x.counts
+                        shape = f"({x.rows}, {x.columns}) in pieces"
+                        text(f"  {self.type} {x.name}[{columns} * {rows} * 32];", shape)
                 text("};")
                 text(f'extern "C" {{ {space} {name.capitalize()} {name}; }}')
                 text("")
@@ -203,6 +210,8 @@ class Source:
             size = self.block.plan.tiles[self.block.plan.results[out]].size
             text(f"Sum<{self.type}, {size}, kThreads> sum{out};")
             text(f"zero(sum{out}.value);")
+        if self.block.holds:
+            self._print_matrices(text, self.block.pieces())
         self._print_elements(text, batched)
         for x in pointers:
             if x.axes:
@@ -296,12 +305,14 @@ class Source:
                 for x in self.block.made(stage)
                 if x in self.block.in_shared and self.block.maker[x] == position
             }
-            quads = isinstance(stage, Sweep) and stage.lanes > 1
-            if quads:
+            own = isinstance(stage, Sweep) and stage.lanes > 1 and not self.block.holds
+            if own:
                 # Matrices come while others are still at work on what the stage reads.
+                assert isinstance(stage, Sweep)
                 text("{")
                 text.indent += 1
-                self._print_matrices(text, stage)
+                moves = (pieces_of(self.block.plan, x) for x in stage.moves if x.matrix)
+                self._print_matrices(text, dict.fromkeys(moves))
             if self.block.overlap(now_read, writes) or self.block.overlap(
                 now_written, reads | writes
             ):
@@ -315,7 +326,7 @@ class Source:
                 self._print_gemm(text, stage, position)
             else:
                 self._print_assembly(text, stage, position)
-            if quads:
+            if own:
                 text.indent -= 1
                 text("}")
         if not self.block.summed:
@@ -337,7 +348,7 @@ class Source:
         if tile in self.block.bank:
             self.matrices += 1
             return f"bank.m{tile} + bank.zero[{self.matrices - 1}]"
-        return self._outside(tile)
+        return f"table.t{tile}" if self.block.is_constant(tile) else f"g{tile}_"
 
     def _pointer(self, tile: int, position: int) -> str:
         """A function of the element, for a tile that `position` reads."""
@@ -412,29 +423,16 @@ class Source:
         text.indent -= 1
         text("});")
 
-    def _print_matrices(self, text: "_Text", sweep: Sweep) -> None:
-        """The matrices of a sweep, in the registers of each warp."""
-        for name, move in {_matrix_name(m): m for m in sweep.moves if m.matrix}.items():
-            assert move.matrix is not None
-            rows, columns = move.result.length, move.operands[0].length
-            row, column = self._matrix_strides(move)
+    def _print_matrices(self, text: "_Text", matrices: Iterable[Pieces]) -> None:
+        """Matrices for tensor cores, in the registers of each warp."""
+        for x in matrices:
+            sizes, place = f"{x.rows}, {x.columns}", f"table.{x.name}"
+            if not self.block.is_constant(x.tile):
+                sizes, place = f"{sizes}, {x.row}, {x.column}", f"g{x.tile}_"
             text(
-                f"const auto {name} = load_matrix<{rows}, {columns}, {row}, {column}>("
-                f"{self._outside(move.matrix.tile)}, thread);",
-                _shape((rows, columns)),
+                f"const auto {x.name} = load_matrix<{sizes}>({place}, thread);",
+                _shape((x.rows, x.columns)),
             )
-
-    def _matrix_strides(self, move: Move) -> tuple[int, int]:
-        """Of the rows and columns of the matrix of a mode product."""
-        assert move.matrix is not None
-        strides = banks.row_major(self.block.plan.tiles[move.matrix.tile].shape).strides
-        row = 0 if move.matrix.row is None else strides[move.matrix.row]
-        column = 0 if move.matrix.column is None else strides[move.matrix.column]
-        return row, column
-
-    def _outside(self, tile: int) -> str:
-        """Where a matrix is in global memory."""
-        return f"table.t{tile}" if self.block.is_constant(tile) else f"g{tile}_"
 
     def _fibre(
         self, text: "_Text", sweep: Sweep, value: Value, printed: "_Registers", position: int
@@ -638,10 +636,10 @@ class Source:
     def _expression(self, sweep: Sweep, move: Move, operands: list[str]) -> str:
         step = move.step
         if move.matrix is not None:
+            x = pieces_of(self.block.plan, move)
             if sweep.lanes > 1:
-                return f"gemm(quad, {_matrix_name(move)}, {operands[0]})"
-            row, column = self._matrix_strides(move)
-            sizes = f"{move.result.length}, {move.operands[0].length}, {row}, {column}"
+                return f"gemm(quad, {x.name}, {operands[0]})"
+            sizes = f"{x.rows}, {x.columns}, {x.row}, {x.column}"
             return f"gemm<{sizes}>({self._matrix(move.matrix.tile)}, {operands[0]})"
         if isinstance(step, Pointwise):
             return f"map({FUNCTORS[step.function]}(), {', '.join(operands)})"
@@ -738,13 +736,6 @@ SLOT = "slot"
 def _quad(sweep: Sweep) -> str:
     """The argument that says which part of a fibre a lane has."""
     return "quad, " if sweep.lanes > 1 else ""
-
-
-def _matrix_name(move: Move) -> str:
-    """In registers: tiles may be used transposed as well."""
-    assert move.matrix is not None
-    matrix = move.matrix
-    return f"m{matrix.tile}{'t' if (matrix.row or 0) > (matrix.column or 0) else ''}"
 
 
 class _Registers:
