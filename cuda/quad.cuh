@@ -1,8 +1,9 @@
 // Fibres that four neighbouring lanes of a warp, a quad, own together: how tensor cores see them.
 //
-// A warp has eight quads, and eight fibres at a time. Value i of a fibre is in lane i % 4. A product
-// with a matrix takes fibres so and gives them so: nothing moves between lanes from one product to
-// the next, and a lane has a quarter of the registers of a thread that owns a fibre alone.
+// A warp has eight quads, and eight fibres at a time. Value i of a fibre is in lane i % 4. A
+// product with a matrix takes fibres so and gives them so: nothing moves between lanes from one
+// product to the next, and a lane has a quarter of the registers of a thread that owns a fibre
+// alone.
 #pragma once
 
 #include "tile.cuh"

@@ -22,7 +22,6 @@ from jaxmagma.lowering.sweeps import (
     Scheduler,
     Stage,
     Sweep,
-    as_mode,
     copy_sweep,
     live_registers,
 )
@@ -44,6 +43,12 @@ SHARED_BYTES = 99 << 10
 MOST_SHARED_BYTES = 163 << 10
 MAX_THREADS = 1024
 
+# Shared memory of a multiprocessor, what the system takes of it for each block, and the threads
+# that should be there at a time.
+MULTIPROCESSOR_BYTES = 227 << 10
+RESERVED_BYTES = 1 << 10
+ENOUGH_THREADS = 512
+
 # So many threads keep a multiprocessor busy even if each has work of its own. The compiler must be
 # told to leave room for them where a thread does several operations on fibres of so many registers,
 # or so many on single values.
@@ -52,10 +57,15 @@ CROWDED_REGISTERS = 45
 SEVERAL_MOVES = 8
 CROWDED_MOVES = 100
 
-# Tensor cores take fibres from so many values on; a quad has so many of them one after the other,
-# which share what it has of a matrix.
-FEW_VALUES = 13
-QUAD_LINES = 2
+# Tensor cores take fibres of so many values or more, if a thread would need more registers than
+# this. A quad has so many fibres one after the other, which share what it has of a matrix; a warp
+# that has them eight at a time does all of an element if it need not do so more often than this,
+# and those of two elements together if they are longer than that.
+FEW_VALUES = 8
+THREAD_REGISTERS = 60
+QUAD_LINES = 4
+FEW_OCTETS = 4
+MANY_VALUES = 24
 # Matrices stay in registers, if they take no more than this.
 HELD_REGISTERS = 140
 
@@ -69,19 +79,19 @@ class Parameters:
 
     threads: int | None = None  # of a group: threads that work together on some elements
     elements: int | None = None  # of a group
-    pack: int = 1  # elements of one thread, which share what it fetches of a matrix
-    groups: int = 1  # in a block; groups of one warp never wait for another
+    pack: int | None = None  # elements of one thread, which share what it fetches of a matrix
+    groups: int | None = None  # in a block; groups of one warp never wait for another
     slices: int = 1  # that a group works through, one after the other
     prefetch: bool = True  # asks for tiles some time before they are read
     min_blocks: int | None = None  # on a multiprocessor, for the compiler's choice of registers
     quads: bool | None = None  # fibres are owned by four lanes, and tensor cores multiply them
     hold: bool | None = None  # matrices for tensor cores stay in registers
     padding: bool = True  # of tiles in shared memory, against bank conflicts
-    in_place: bool = True  # tiles take the place of those that they are made from
+    in_place: bool | None = None  # tiles take the place of those that they are made from
     shared_bytes: int = SHARED_BYTES  # most shared memory for one block
 
     def __post_init__(self) -> None:
-        if self.groups > 1 and self.threads != 32:
+        if self.groups is not None and self.groups > 1 and self.threads != 32:
             raise ValueError(f"groups of {self.threads} threads: several in a block have 32 each")
 
 
@@ -201,9 +211,9 @@ class Block:
         self.gathered = {x.tile for x in self.origins.values() if x.index is not None}
         self.viewed = {x.tile for x in self.origins.values() if x.index is None}
         self.written, self.skipped = self._find_written()
-        self.quads = self._choose_quads()
+        self.quads = False
         self.bank: list[int] = []
-        self.groups = 1 if self.summed else parameters.groups
+        self.pack = self.groups = 1
         self.slices = 1 if self.summed else parameters.slices
         self.staging = True
         self.stages: list[Stage] = []
@@ -251,16 +261,22 @@ class Block:
     # ---- Choices ---------------------------------------------------------------------------------
 
     def _choose_quads(self) -> bool:
-        """Whether tensor cores multiply fibres."""
+        """Whether tensor cores multiply fibres: if whole ones are too much for a thread."""
         if self.dtype != np.float64:
             return False
         if self.parameters.quads is not None:
             return self.parameters.quads
-        modes = [(x, step) for step in self.plan.steps if (x := as_mode(self.plan, step))]
         return any(
-            min(step.extents.get(mode.contracted, 1), step.extents.get(mode.new, 1)) >= FEW_VALUES
-            for mode, step in modes
+            self._longest(stage) >= FEW_VALUES
+            and live_registers(self.plan, stage) > THREAD_REGISTERS
+            for stage in self._stages()
+            if isinstance(stage, Sweep)
         )
+
+    def _longest(self, sweep: Sweep) -> int:
+        """Values of the longest fibre that a matrix multiplies."""
+        moves = [move for move in sweep.moves if move.matrix is not None]
+        return max((x.length for m in moves for x in (m.result, *m.operands)), default=0)
 
     def _fill_bank(self) -> list[int]:
         """The matrices that stand in the constant bank, in that order."""
@@ -302,6 +318,7 @@ class Block:
 
     def choose(self) -> str | None:
         """Chooses stages, threads, elements and layouts; returns why they cannot be had, if so."""
+        self.quads = self._choose_quads()
         for staging in (True, False):
             self.staging = staging
             self.stages = self._stages()
@@ -310,7 +327,7 @@ class Block:
             # A thread of a gemm has a block of one element.
             fibres = not any(isinstance(stage, Gemm) for stage in self.stages)
             plain = all(isinstance(stage, Sweep) for stage in self.stages) and not self.gathered
-            self.pack = self.parameters.pack if plain else 1
+            self._choose_groups(plain)
             crowded = any(self._crowded(stage) for stage in self.stages)
             for elements, threads in self._shapes():
                 self.elements, self.threads = elements, threads
@@ -319,8 +336,10 @@ class Block:
                     # For sweeps it pays to let the compiler take the registers it likes, unless
                     # they are so many that too few threads are left; for gemms not.
                     few = min(3, max(1, round(BUSY_THREADS / threads))) if crowded else 1
-                    self.min_blocks = few if fibres else 0
-                self._lay_out()
+                    self.min_blocks = few if fibres and not self.quads else 0
+                self._lay_out(self.parameters.in_place or self.quads)
+                if self.parameters.in_place is None and not self._has_room():
+                    self._lay_out(in_place=True)
                 fewest = self.elements == self.pack and self.groups == 1
                 most = MOST_SHARED_BYTES if fewest else self.parameters.shared_bytes
                 if self.shared_bytes() <= most:
@@ -338,6 +357,31 @@ class Block:
             return len(stage.moves) > CROWDED_MOVES
         several = len(stage.moves) > SEVERAL_MOVES
         return several and live_registers(self.plan, stage) > CROWDED_REGISTERS
+
+    def _choose_groups(self, plain: bool) -> None:
+        """Elements of a thread, and groups of a block; a ``plain`` program has sweeps alone."""
+        given = self.parameters
+        # A warp that has few fibres of an element does all of them, and waits for no other warp.
+        alone = 0 < self._octets() <= FEW_OCTETS
+        sweeps = [stage for stage in self.stages if isinstance(stage, Sweep)]
+        longest = max(map(self._longest, sweeps), default=0)
+        pack, groups = given.pack, given.groups
+        if pack is None:
+            pack = 2 if alone and longest > MANY_VALUES else 1
+        if groups is None:
+            groups = 2 if alone and given.threads in (None, 32) else 1
+        self.pack = pack if plain else 1
+        self.groups = 1 if self.summed else groups
+
+    def _octets(self) -> int:
+        """How often one warp would take eight fibres of an element, in the largest sweep."""
+        sweeps = [x for x in self.stages if isinstance(x, Sweep) and x.lanes > 1]
+        return -(-max((sweep.count for sweep in sweeps), default=0) // 8)
+
+    def _has_room(self) -> bool:
+        """Whether shared memory leaves a multiprocessor enough threads to be busy."""
+        blocks = MULTIPROCESSOR_BYTES // (self.shared_bytes() + RESERVED_BYTES)
+        return blocks * self.threads * self.groups >= ENOUGH_THREADS
 
     def shared_bytes(self) -> int:
         return self.shared_values * self.dtype.itemsize * self.groups
@@ -419,7 +463,7 @@ class Block:
         if isinstance(stage, Assembly):
             return -(-self.plan.tiles[stage.number].size // 4)
         if stage.lanes > 1:
-            return -(-stage.count * stage.lanes // QUAD_LINES)
+            return 32 * -(-self._octets() // QUAD_LINES)
         if stage.light:
             # A thread takes several values, and more of them where a gemm comes after.
             staged = any(move.result.tile in self.staged for move in stage.moves)
@@ -434,9 +478,9 @@ class Block:
             slots = max(1, given.elements // self.pack)
             threads = given.threads or min(MAX_THREADS, _round_up(slots * most, 32))
             return [(slots * self.pack, threads)]
+        if self.quads and self._octets() <= FEW_OCTETS:
+            return [(self.pack, given.threads or 32)]
         largest = given.threads or 256
-        if most > largest and self.quads:
-            return [(self.pack, largest)]
         if most > largest:
             return [(self.pack, given.threads or min(512, _round_up(most, 32)))]
         best, best_score = 1, 0.0
@@ -456,7 +500,7 @@ class Block:
 
     # ---- Shared memory ---------------------------------------------------------------------------
 
-    def _lay_out(self) -> None:
+    def _lay_out(self, in_place: bool) -> None:
         sums = {self.plan.results[out] for out in self.summed}
         assembled = {stage.number for stage in self.stages if isinstance(stage, Assembly)}
         plain = sums | self.viewed | assembled
@@ -464,7 +508,7 @@ class Block:
         self.offsets: dict[int, int] = {}
         placed: list[tuple[int, int, int, int]] = []  # first stage, last stage, begin, end
         self.shared_values = 0
-        for room in self._rooms(plain):
+        for room in self._rooms(plain, in_place):
             layout = self._layout(room, not plain & room.axes.keys())
             first = min(self.maker[tile] for tile in room.axes)
             last = max(max(self.readers[tile]) for tile in room.axes)
@@ -498,13 +542,13 @@ class Block:
             inner_padding,
         )
 
-    def _rooms(self, plain: set[int]) -> "list[Room]":
+    def _rooms(self, plain: set[int], in_place: bool) -> "list[Room]":
         """The tiles in shared memory, those together that take each other's place."""
         rooms: list[Room] = []
         room_of: dict[int, Room] = {}
         for tile in sorted(self.in_shared, key=lambda x: (self.maker[x], x)):
             shape = self.plan.tiles[tile].shape
-            found = None if tile in plain else self._replaced(tile, plain, room_of)
+            found = self._replaced(tile, plain, room_of) if in_place else None
             if found is None:
                 room = Room(shape, {tile: tuple(range(len(shape)))})
                 rooms.append(room)
@@ -525,7 +569,7 @@ class Block:
         Every fibre is read by who writes the new one there, and by nobody after that.
         """
         stage = self.stages[self.maker[tile]]
-        if not (self.parameters.in_place and isinstance(stage, Sweep)):
+        if tile in plain or not isinstance(stage, Sweep):
             return None
         made = stage.tiles[tile]
         for value in stage.loads:
@@ -600,7 +644,12 @@ class Block:
         ]
 
     def is_constant(self, tile: int) -> bool:
-        return tile < self.inputs and self.program.inputs[tile].constant is not None
+        return self.constant(tile) is not None
+
+    def constant(self, tile: int) -> np.ndarray | None:
+        """The values of a tile that is known before the kernel runs."""
+        constant = self.program.inputs[tile].constant if tile < self.inputs else None
+        return None if constant is None else constant.array
 
     @property
     def loops(self) -> bool:

@@ -268,16 +268,21 @@ def _attributes(source: Source) -> dict[str, Any]:
     for number, out in enumerate(block.summed):
         size = block.plan.tiles[block.plan.results[out]].size
         sums += [first + out, first + len(block.program.outputs) + number, size]
-    constants = [x.constant and x.constant.array for x in block.program.inputs]
 
     def values(tiles: list[int]) -> list[np.ndarray]:
         """Constants, zeros where they are not known yet."""
         return [
-            np.zeros(block.plan.tiles[x].size, block.dtype) if (a := constants[x]) is None else a
+            np.zeros(block.plan.tiles[x].size, block.dtype) if array is None else array
             for x in tiles
+            for array in [block.constant(x)]
         ]
 
-    arranged = [x.arranged(a) for x in block.pieces() if (a := constants[x.tile]) is not None]
+    arranged = [
+        x.arranged(array)
+        for x in block.pieces()
+        for array in [block.constant(x.tile)]
+        if array is not None
+    ]
     return {
         "name": "jaxmagma_" + hashlib.sha256(source.text.encode()).hexdigest()[:8],
         "source": source.text,

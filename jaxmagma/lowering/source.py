@@ -177,10 +177,10 @@ class Source:
                 if name == "bank":
                     text(f"  int zero[{self.block.uses()}];", UNKNOWN_ZEROS)
                 else:
-                    for x in arranged:
-                        columns, rows = x.counts
-                        shape = f"({x.rows}, {x.columns}) in pieces"
-                        text(f"  {self.type} {x.name}[{columns} * {rows} * 32];", shape)
+                    for matrix in arranged:
+                        columns, rows = matrix.counts
+                        shape = f"({matrix.rows}, {matrix.columns}) in pieces"
+                        text(f"  {self.type} {matrix.name}[{columns} * {rows} * 32];", shape)
                 text("};")
                 text(f'extern "C" {{ {space} {name.capitalize()} {name}; }}')
                 text("")

@@ -665,7 +665,9 @@ def live_registers(plan: Plan, sweep: Sweep) -> int:
         most = max(most, inside)
         alive = {x for x in alive | now if last.get(x, -1) > position}
     if sweep.lanes == QUAD:
-        matrices = {m.matrix: (m.result.length, m.operands[0].length) for m in sweep.moves if m.matrix}
+        matrices = {
+            m.matrix: (m.result.length, m.operands[0].length) for m in sweep.moves if m.matrix
+        }
         most += sum(-(-rows // 8) * -(-columns // 4) for rows, columns in matrices.values())
     words = max(_words(plan, move.result.tile) for move in sweep.moves)
     return most * words
