@@ -191,6 +191,11 @@ def test_rectangular_products(m: int, n: int, k: int) -> None:
         Parameters(threads=32, groups=4),
         Parameters(threads=32, groups=2, pack=2, slices=2),
         Parameters(elements=3, threads=32, padding=False, prefetch=False),
+        Parameters(in_place=True),
+        Parameters(quads=True),
+        Parameters(quads=True, hold=False, in_place=False, threads=96),
+        Parameters(quads=True, pack=2, threads=64),
+        Parameters(quads=True, threads=32, groups=2, slices=2),
     ],
     ids=str,
 )

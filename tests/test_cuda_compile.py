@@ -43,7 +43,8 @@ SIZES = {"a": 2, "b": 3, "c": 4, "i": 3, "j": 4, "k": 5, "l": 3, "x": 5, "y": 4,
 # Kernels of sweeps alone: every value of a fibre has a register of its own.
 UNSPILLED: dict[str, ElementProgram] = {
     **{f"mass p={p}": mass(p) for p in range(1, 9)},
-    **{f"chain n={n}": chain(n) for n in range(2, 17)},
+    **{f"chain n={n}": chain(n) for n in range(2, 33)},
+    **{f"mass p={p}": mass(p) for p in range(9, 16)},
     **{f"interpolation p={p}": interpolation(p) for p in (1, 4, 8)},
     **{f"gradient by D p={p}": mass_gradient_d(p) for p in (1, 3, 5, 8)},
     "mass p=3, traced basis": mass(3, constant=False),
@@ -296,6 +297,13 @@ def test_numbers_of_several_outputs(folder: Path) -> None:
         {"slices": 3},
         {"padding": False, "prefetch": False, "min_blocks": 2},
         {"elements": 3, "threads": 32},
+        {"in_place": True},
+        {"in_place": False},
+        {"quads": True},
+        {"quads": True, "hold": False, "in_place": False, "threads": 96},
+        {"quads": True, "threads": 32, "groups": 2, "slices": 2, "padding": False},
+        {"quads": True, "pack": 2},
+        {"quads": True, "pack": 3, "threads": 64},
     ],
     ids=str,
 )
@@ -322,20 +330,54 @@ def x64() -> Any:
         yield
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("quads", [False, True])
 @pytest.mark.parametrize("name", FUSED)
-def test_numbers_of_fused_functions(name: str, folder: Path, x64: None) -> None:
+def test_numbers_of_fused_functions(
+    name: str, quads: bool, in_place: bool, folder: Path, x64: None
+) -> None:
     program = FUSED[name]()
     arrays = arguments(program, (11,))
-    got = cuda_emulator.run(lowered(program, (11,)), program, arrays, folder)
+    kernel = lowered(program, (11,), quads=quads, in_place=in_place)
+    got = cuda_emulator.run(kernel, program, arrays, folder)
     cuda_fused.assert_same(program, arrays, got)
 
 
+@pytest.mark.parametrize("quads", [False, True])
 @pytest.mark.parametrize("components", [1, 3])
-def test_numbers_of_gathered_vectors(components: int, folder: Path, x64: None) -> None:
+def test_numbers_of_gathered_vectors(components: int, quads: bool, folder: Path, x64: None) -> None:
     program = cuda_fused.gathering(components, 50, 13)
     arrays = cuda_fused.indexed(program, 13)
-    got = cuda_emulator.run(lowered(program, (13,)), program, arrays, folder)
+    kernel = lowered(program, (13,), quads=quads)
+    got = cuda_emulator.run(kernel, program, arrays, folder)
     cuda_fused.assert_same(program, arrays, got)
+
+
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize("size", [13, 16, 17, 25, 32])
+def test_numbers_of_tensor_cores(size: int, constant: bool, folder: Path) -> None:
+    """Odd sizes have pieces of matrices that are not full."""
+    program = chain(size, constant=constant)
+    assert "load_matrix" in lowered(program, quads=True).source
+    emulate(program, (5,), folder, quads=True)
+
+
+def test_infinity_stays_in_its_line(folder: Path) -> None:
+    """What pads a fibre meets zeros of the matrix, and must not make a NaN of an infinity."""
+    program = interpolation(4)
+    (u,) = arguments(program, (3,))
+    u[1, 2, 3, 4] = np.inf
+    kernel = lowered(program, (3,), quads=True)
+    (got,) = cuda_emulator.run(kernel, program, [u], folder)
+    assert np.isfinite(got[[0, 2]]).all()
+    (b,) = [x.constant.array for x in program.inputs if x.constant is not None]
+    want = np.einsum("xa,yb,zc,abc->xyz", b, b, b, u[1], optimize=False)
+    with np.errstate(invalid="ignore"):
+        steps = np.einsum("xa,abc->xbc", b, u[1])
+        steps = np.einsum("yb,xbc->xyc", b, steps)
+        steps = np.einsum("zc,xyc->xyz", b, steps)
+    assert not np.isfinite(want).any()
+    np.testing.assert_array_equal(got[1], steps)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -66,8 +66,9 @@ THREAD_REGISTERS = 60
 QUAD_LINES = 4
 FEW_OCTETS = 4
 MANY_VALUES = 24
-# Matrices stay in registers, if they take no more than this.
+# Matrices stay in registers, if they take no more than this; less for each element more of a quad.
 HELD_REGISTERS = 140
+PACK_REGISTERS = 20
 
 # Rows and columns of the block of a gemm that one thread has.
 LARGEST_BLOCK = 4
@@ -303,8 +304,10 @@ class Block:
     @property
     def holds(self) -> bool:
         """Whether all matrices stay in the registers of every warp."""
+        if self.parameters.hold is not None:
+            return self.parameters.hold
         words = sum(math.prod(x.counts) for x in self.pieces()) * self.dtype.itemsize // 4
-        return words <= HELD_REGISTERS if self.parameters.hold is None else self.parameters.hold
+        return words <= HELD_REGISTERS - PACK_REGISTERS * (self.pack - 1)
 
     def matrices(self, lanes: int) -> list[int]:
         """The matrices of mode products whose fibres so many lanes own, one for each product."""
@@ -581,6 +584,9 @@ class Block:
             alone = all(x == value or self.origin(x.tile).tile != before for x in stage.loads)
             users = [move for move in stage.moves if value in move.operands]
             whole = all(move.matrix is not None for move in users)
+            makers = [move.result for move in stage.moves]
+            if not users or stage.moves.index(users[0]) > makers.index(made):
+                continue  # its fibres are not in registers yet
             same = sorted(value.labels) == sorted(made.labels) and len(set(made.labels)) == len(
                 made.labels
             )
