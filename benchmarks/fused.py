@@ -24,7 +24,7 @@ def global_diffusion(p: int, total_bytes: float, dtype: str = "float64") -> Work
     b, g, *_ = tables(one)
 
     def element(v: Array, d: Array) -> Array:
-        return diffusion(jnp.einsum, b, g, d, v)
+        return diffusion(jnp.einsum, b, g, v, d, "")
 
     def ways() -> dict[str, Function]:
         along = np.arange(cells)[:, None] * p + np.arange(n)  # (cells, n)

@@ -294,35 +294,45 @@ def bk1_in_cache(
     )
 
 
-def diffusion(einsum: Einsum, b: Array, g: Array, d: Array, u: Array) -> Array:
-    """grad^T (D grad u), with the six values of the symmetric D at each point."""
+def diffusion(einsum: Einsum, b: Array, g: Array, u: Array, d: Any, e: str) -> Array:
+    """grad^T (D grad u), with the six values of the symmetric D at each point.
+
+    ``e`` is the label of the elements, or empty for one element.
+    """
     slopes = ((g, b, b), (b, g, b), (b, b, g))
-    x, y, z = (einsum("xa,yb,zc,...abc->...xyz", *slope, u) for slope in slopes)
+    x, y, z = (einsum(f"xa,yb,zc,{e}abc->{e}xyz", *slope, u) for slope in slopes)
     terms = [
-        einsum("xa,yb,zc,...xyz->...abc", *slope, flux)
+        einsum(f"xa,yb,zc,{e}xyz->{e}abc", *slope, flux)
         for slope, flux in zip(slopes, symmetric(d, x, y, z), strict=True)
     ]
     return terms[0] + terms[1] + terms[2]
 
 
-def collocated_diffusion(einsum: Einsum, g: Array, d: Array, u: Array) -> Array:
+def collocated_diffusion(einsum: Einsum, g: Array, u: Array, d: Any, e: str) -> Array:
     """The same with nodes at the points: interpolation is the identity, derivatives remain."""
-    x = einsum("xa,...ayz->...xyz", g, u)
-    y = einsum("yb,...xbz->...xyz", g, u)
-    z = einsum("zc,...xyc->...xyz", g, u)
+    x = einsum(f"xa,{e}ayz->{e}xyz", g, u)
+    y = einsum(f"yb,{e}xbz->{e}xyz", g, u)
+    z = einsum(f"zc,{e}xyc->{e}xyz", g, u)
     x, y, z = symmetric(d, x, y, z)
-    terms = (
-        einsum("xa,...xyz->...ayz", g, x),
-        einsum("yb,...xyz->...xbz", g, y),
-        einsum("zc,...xyz->...xyc", g, z),
+    return (
+        einsum(f"xa,{e}xyz->{e}ayz", g, x)
+        + einsum(f"yb,{e}xyz->{e}xbz", g, y)
+        + einsum(f"zc,{e}xyz->{e}xyc", g, z)
     )
-    return terms[0] + terms[1] + terms[2]
 
 
 def symmetric(d: Array, x: Array, y: Array, z: Array) -> tuple[Array, Array, Array]:
-    """D times a vector at every point: d is (..., 6, q, q, q)."""
-    d0, d1, d2, d3, d4, d5 = (d[..., k, :, :, :] for k in range(6))
-    return d0 * x + d1 * y + d2 * z, d1 * x + d3 * y + d4 * z, d2 * x + d4 * y + d5 * z
+    """D times a vector at every point, with the six values of the symmetric D."""
+    return (
+        d[0] * x + d[1] * y + d[2] * z,
+        d[1] * x + d[3] * y + d[4] * z,
+        d[2] * x + d[4] * y + d[5] * z,
+    )
+
+
+def _components(d: Array) -> list[Array]:
+    """Of all elements, (e, 6, q, q, q): each of the six."""
+    return [d[:, k] for k in range(6)]
 
 
 def _gradient_sweep(n: int, q: int) -> int:
@@ -336,12 +346,12 @@ def bk3(p: int, total_bytes: float, dtype: str = "float64", *, fused: bool = Tru
     e = elements(total_bytes, (2 * n**3 + 6 * q**3) * w)
     return Workload(
         name=f"bk3{'' if fused else '-einsums'}/p{p}",
-        shapes=((q, n), (q, n), (e, 6, q, q, q), (e, n, n, n)),
+        shapes=((q, n), (q, n), (e, n, n, n), (e, 6, q, q, q)),
         shared=(True, True, False, False),
         least_bytes=e * (2 * n**3 + 6 * q**3) * w,
         flops=e * (2 * _gradient_sweep(n, q) + 15 * q**3),
-        batched=lambda einsum: lambda *args: diffusion(einsum, *args),
-        element=lambda *args: diffusion(jnp.einsum, *args),
+        batched=lambda einsum: lambda b, g, u, d: diffusion(einsum, b, g, u, _components(d), "e"),
+        element=lambda b, g, u, d: diffusion(jnp.einsum, b, g, u, d, ""),
         fused=fused,
         dtype=dtype,
     )
@@ -369,12 +379,14 @@ def bk5(p: int, total_bytes: float, dtype: str = "float64", *, fused: bool = Tru
     e = elements(total_bytes, 8 * n**3 * w)
     return Workload(
         name=f"bk5{'' if fused else '-einsums'}/p{p}",
-        shapes=((n, n), (e, 6, n, n, n), (e, n, n, n)),
+        shapes=((n, n), (e, n, n, n), (e, 6, n, n, n)),
         shared=(True, False, False),
         least_bytes=8 * e * n**3 * w,
         flops=e * (12 * n**4 + 15 * n**3),
-        batched=lambda einsum: lambda *args: collocated_diffusion(einsum, *args),
-        element=lambda *args: collocated_diffusion(jnp.einsum, *args),
+        batched=lambda einsum: (
+            lambda g, u, d: collocated_diffusion(einsum, g, u, _components(d), "e")
+        ),
+        element=lambda g, u, d: collocated_diffusion(jnp.einsum, g, u, d, ""),
         fused=fused,
         dtype=dtype,
     )

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import jaxmagma as jm
-from benchmarks import fused, workloads
+from benchmarks import workloads
 from jaxmagma import choices, lowering
 from jaxmagma.choices import MODEL, PLAIN, Choice
 from jaxmagma.lowering.blocks import Parameters
@@ -474,17 +474,19 @@ def test_the_suite_tunes_what_is_benchmarked() -> None:
     pairs: list[tuple[suite.Case, workloads.Workload]] = [
         (suite.bk1(3), workloads.constant(workloads.bk1(3, 1e6))),
         (suite.bk1(2, "float32"), workloads.constant(workloads.bk1(2, 1e6, "float32"))),
-        (suite.chain(5), workloads.constant(workloads.chain(5, 1e6))),
-        (suite.interp3d(2), workloads.constant(workloads.interp3d(2, 1e6))),
-        (suite.product(4, 4, 4), workloads.bgemm(4, 1e6)),
-        (suite.gradient(suite.bk1(2)), workloads.bk1_grad(2, "ud", 1e6)),
-        (suite.bk3(2), fused.bk3(2, 1e6)),
-        (suite.gradient(suite.bk3(1)), fused.bk3_grad(1, 1e6)),
+        (suite.chain(5), workloads.constant(workloads.chain(5, 5, 1e6))),
+        (suite.interp3d(2), workloads.constant(workloads.interp(3, 2, 1e6))),
+        (suite.product(4, 4, 4), workloads.bgemm(4, 4, 4, 1e6)),
+        (suite.product(7, 9, 13), workloads.bgemm(7, 9, 13, 1e6)),
+        (suite.gradient(suite.chain(4)), workloads.chain_grad(4, 1e6, bases=False)),
+        (suite.gradient(suite.bk1(2)), workloads.bk1_grad(2, 1e6, bases=False)),
+        (suite.bk3(2), workloads.constant(workloads.bk3(2, 1e6))),
+        (suite.bk5(2), workloads.constant(workloads.bk5(2, 1e6))),
+        (suite.gradient(suite.bk3(1)), workloads.bk3_grad(1, 1e6, bases=False)),
     ]
     for case, workload in pairs:
-        way = jm.fuse if workload.fused else jm.einsum
         mine = key(case.function, [x.shape for x in case.arguments(1e6)], case.dtype)
-        assert mine == key(workload.make(way), workload.shapes, workload.dtype), case.name
+        assert mine == key(workload.functions()["jm"], workload.shapes, workload.dtype), case.name
 
 
 def test_arguments_have_the_size_asked_for() -> None:
