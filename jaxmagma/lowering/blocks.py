@@ -331,7 +331,7 @@ class Block:
             fibres = not any(isinstance(stage, Gemm) for stage in self.stages)
             plain = all(isinstance(stage, Sweep) for stage in self.stages) and not self.gathered
             self._choose_groups(plain)
-            crowded = any(self._crowded(stage) for stage in self.stages)
+            crowded = not self.quads and any(self._crowded(stage) for stage in self.stages)
             for elements, threads in self._shapes():
                 self.elements, self.threads = elements, threads
                 self.min_blocks = self.parameters.min_blocks
@@ -339,7 +339,7 @@ class Block:
                     # For sweeps it pays to let the compiler take the registers it likes, unless
                     # they are so many that too few threads are left; for gemms not.
                     few = min(3, max(1, round(BUSY_THREADS / threads))) if crowded else 1
-                    self.min_blocks = few if fibres and not self.quads else 0
+                    self.min_blocks = few if fibres else 0
                 self._lay_out(self.parameters.in_place or self.quads)
                 if self.parameters.in_place is None and not self._has_room():
                     self._lay_out(in_place=True)
@@ -365,16 +365,21 @@ class Block:
         """Elements of a thread, and groups of a block; a ``plain`` program has sweeps alone."""
         given = self.parameters
         # A warp that has few fibres of an element does all of them, and waits for no other warp.
-        alone = 0 < self._octets() <= FEW_OCTETS
+        alone = self.alone
         sweeps = [stage for stage in self.stages if isinstance(stage, Sweep)]
         longest = max(map(self._longest, sweeps), default=0)
         pack, groups = given.pack, given.groups
         if pack is None:
             pack = 2 if alone and longest > MANY_VALUES else 1
         if groups is None:
-            groups = 2 if alone and given.threads in (None, 32) else 1
+            groups = 2 if alone and pack == 1 and given.threads in (None, 32) else 1
         self.pack = pack if plain else 1
         self.groups = 1 if self.summed else groups
+
+    @property
+    def alone(self) -> bool:
+        """Whether one warp has all fibres of an element."""
+        return 0 < self._octets() <= FEW_OCTETS
 
     def _octets(self) -> int:
         """How often one warp would take eight fibres of an element, in the largest sweep."""
@@ -481,11 +486,14 @@ class Block:
             slots = max(1, given.elements // self.pack)
             threads = given.threads or min(MAX_THREADS, _round_up(slots * most, 32))
             return [(slots * self.pack, threads)]
-        if self.quads and self._octets() <= FEW_OCTETS:
-            return [(self.pack, given.threads or 32)]
+        if self.alone:
+            # Warps that have long fibres of two elements need the registers of several.
+            together = 2 if self.pack > 1 and given.threads is None else 1
+            return [(self.pack * together, given.threads or (128 if together > 1 else 32))]
         largest = given.threads or 256
         if most > largest:
-            return [(self.pack, given.threads or min(512, _round_up(most, 32)))]
+            most = largest if self.quads else min(512, _round_up(most, 32))
+            return [(self.pack, given.threads or most)]
         best, best_score = 1, 0.0
         for slots in range(1, largest // most + 1):
             threads = given.threads or _round_up(slots * most, 32)

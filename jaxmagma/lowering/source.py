@@ -263,7 +263,8 @@ class Source:
         else:
             text(f"const auto run = jaxmagma::run<kElements>(batch, {group});")
 
-        ask = self.block.parameters.prefetch and bool(self.block.stages)
+        # A warp that works alone reads soon what it would ask for now.
+        ask = self.block.parameters.prefetch and bool(self.block.stages) and not self.block.alone
         vectors = {f"g{x}" for x in self.block.gathered}
         reads = [
             (slot, x.name, x.size)
