@@ -56,22 +56,13 @@ def choose(
 ) -> Layout:
     """The layout with the fewest conflicts and, among equals, the smallest."""
     banks = max(1, BYTES_AT_A_TIME // itemsize)
-    places = [_coordinates(access, len(shape), elements) for access in accesses]
-    best: tuple[float, Layout] | None = None
-    least = None
-    for padding in _paddings(len(shape), banks, inner_padding):
-        layout = row_major(shape, padding)
-        if best is not None and least == 0 and layout.element >= best[1].element:
-            continue
-        extra = 0
-        for place in places:
-            extra += _conflicts(place @ np.array([layout.element, *layout.strides, 0]), banks)
-        # A conflict costs a cycle each time; memory costs occupancy only now and then.
-        cost = extra + 1e-3 * layout.element
-        if best is None or cost < best[0]:
-            best, least = (cost, layout), extra
-    assert best is not None
-    return best[1]
+    layouts = [row_major(shape, padding) for padding in _paddings(len(shape), banks, inner_padding)]
+    strides = np.array([(x.element, *x.strides, 0) for x in layouts])  # (layouts, 1 + rank + 1)
+    # A conflict costs a cycle each time; memory costs occupancy only now and then.
+    cost = 1e-3 * strides[:, 0]
+    for access in accesses:
+        cost += _conflicts(strides @ _coordinates(access, len(shape), elements).T, banks)
+    return layouts[int(np.argmin(cost))]
 
 
 def _paddings(rank: int, banks: int, inner: bool) -> list[tuple[int, ...]]:
@@ -101,16 +92,19 @@ def _coordinates(access: Access, rank: int, elements: int) -> np.ndarray:
     return where
 
 
-def _conflicts(addresses: np.ndarray, banks: int) -> int:
-    """Cycles beyond the first of each group of threads that is served together."""
-    count = -(-len(addresses) // banks)
-    groups = np.full(count * banks, -1, np.int64)
-    groups[: len(addresses)] = addresses
-    groups = np.sort(groups.reshape(count, banks), axis=1)
+def _conflicts(addresses: np.ndarray, banks: int) -> np.ndarray:
+    """Cycles beyond the first of each group of threads that is served together, for each layout.
+
+    ``addresses`` are (layouts, threads).
+    """
+    layouts, threads = addresses.shape
+    count = -(-threads // banks)
+    groups = np.full((layouts, count * banks), -1, np.int32)
+    groups[:, :threads] = addresses
+    groups = np.sort(groups.reshape(layouts * count, banks), axis=1)
     # Equal addresses are one access.
-    distinct = np.ones_like(groups, bool)
-    distinct[:, 1:] = groups[:, 1:] != groups[:, :-1]
-    distinct &= groups >= 0
-    flat = (np.arange(count)[:, None] * banks + groups % banks)[distinct]
-    used = np.bincount(flat, minlength=count * banks).reshape(count, banks)
-    return int(np.maximum(used.max(axis=1) - 1, 0).sum())
+    distinct = groups >= 0
+    distinct[:, 1:] &= groups[:, 1:] != groups[:, :-1]
+    flat = (np.arange(layouts * count)[:, None] * banks + groups % banks)[distinct]
+    used = np.bincount(flat, minlength=layouts * count * banks).reshape(layouts, count, banks)
+    return np.maximum(used.max(axis=2) - 1, 0).sum(axis=1)
