@@ -20,7 +20,6 @@ class Limits:
     warps: int = 64
     blocks: int = 32
     registers: int = 65536
-    registers_of_thread: int = 255
     shared_of_block: int = 99 << 10
     shared: int = 100 << 10
     constant: int = 64 << 10

@@ -59,7 +59,6 @@ class Found:
     on_paper: Counter[str]  # removed from the whole space by rules on parameters alone
     removed: Counter[str]  # of those that were looked at
     out_of_time: int
-    model: Choice = MODEL
 
 
 @dataclass

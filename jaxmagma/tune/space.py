@@ -1,8 +1,8 @@
 """The search space of each platform: what may vary, and the values it may have.
 
 A dimension is one parameter of the backend's ``Parameters``, or several that only make sense
-together. Its first value is the default. Dimensions that matter most stand first: where time is
-short, their values are tried first.
+together. Its first value is the default, and the others stand in the order in which they are tried,
+which matters where time is short.
 """
 
 import itertools
@@ -48,10 +48,10 @@ class Space:
         return itertools.product(*(range(len(x.values)) for x in self.dimensions))
 
     def neighbours(self, point: Point) -> Iterator[Point]:
-        """The points that differ in one dimension."""
-        for n, dimension in enumerate(self.dimensions):
-            for value in range(len(dimension.values)):
-                if value != point[n]:
+        """The points that differ in one dimension: first values of all dimensions come first."""
+        for value in range(max(len(dimension.values) for dimension in self.dimensions)):
+            for n, dimension in enumerate(self.dimensions):
+                if value < len(dimension.values) and value != point[n]:
                     yield (*point[:n], value, *point[n + 1 :])
 
     def point(self, parameters: Mapping[str, Value]) -> Point | None:
@@ -100,12 +100,12 @@ CUDA = Space(
             "groups",
             values=(
                 (None, None),
-                *((threads, 1) for threads in (32, 64, 96, 128, 192, 256, 384, 512)),
-                *((32, groups) for groups in (2, 4, 8)),
+                *((threads, 1) for threads in (256, 64, 128, 192, 96, 384, 512, 32)),
+                *((32, groups) for groups in (4, 8, 2)),
             ),
         ),
-        one("elements", None, 1, 2, 3, 4, 6, 8, 12, 16, 32),
-        one("min_blocks", None, 1, 2, 3, 4, 6, 8),
+        one("elements", None, 2, 4, 1, 8, 3, 6, 16, 12, 32),
+        one("min_blocks", None, 2, 4, 1, 3, 6, 8),
         one("quads", None, True, False),
         one("pack", None, 1, 2, 4),
         one("in_place", None, True, False),
