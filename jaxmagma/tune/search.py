@@ -159,12 +159,12 @@ class Search:
     def _decide(self) -> Choice:
         """The last race."""
         by_time = sorted(self.times, key=lambda x: statistics.median(self.times[x]))
-        finalists = [MODEL]
+        # Among equals the first wins: what won before, then what changes least.
+        known = [MODEL]
         if self.incumbent in self.timers and self.incumbent is not None:
-            finalists.append(self.incumbent)
-        finalists += [x for x in by_time[:FINALISTS] if x not in finalists]
-        # Fewer changes from the model come first, and so win among equals.
-        finalists[2:] = sorted(finalists[2:], key=lambda x: len(x.parameters or ()))
+            known.append(self.incumbent)
+        fastest = [x for x in by_time[:FINALISTS] if x not in known]
+        finalists = known + sorted(fastest, key=lambda x: len(x.parameters or ()))
         seconds = self._race({x: self.timers[x] for x in finalists}, DECIDING, MODEL)
         return pick(seconds, MODEL)
 
