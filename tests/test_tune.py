@@ -607,6 +607,25 @@ def test_random_data() -> None:
     assert not np.array_equal(sets[0][0], sets[1][0])
 
 
+@pytest.mark.gpu
+def test_on_a_gpu(cache: Path) -> None:
+    b = np.random.default_rng(0).random((5, 4))
+
+    @jax.jit
+    def interpolation(u: jax.Array) -> jax.Array:
+        return jm.einsum("xa,yb,zc,eabc->exyz", b, b, b, u)
+
+    u = jax.random.uniform(jax.random.key(0), (20_000, 4, 4, 4), np.float64)
+    wanted = interpolation(u)
+    (tuning,) = jm.tune(interpolation, u, seconds=8.0, quiet=True)
+    assert tuning.architecture.startswith("sm_")
+    assert len(tuning.variants) > 1
+    assert all(x.registers > 0 for x in tuning.variants)
+    assert not tuning.removed[rules.FAILED] and not tuning.removed[rules.WRONG]
+    assert jm.explain(interpolation, u, quiet=True)[0].choice.endswith("(user cache)")
+    np.testing.assert_allclose(interpolation(u), wanted, rtol=1e-13)
+
+
 # ---- The command -----------------------------------------------------------------------------
 
 
