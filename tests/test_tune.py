@@ -194,11 +194,12 @@ def test_what_a_rule_removes(
 
 
 def test_packs_divide_groups() -> None:
-    space = Space((one("elements", None, 2, 3, 4), one("pack", 1, 2, 4)))
-    found = search(Pretended(mass(2), lambda x: 1 / x.get("pack", 1)), space)
+    some = (one("elements", None, 2, 3, 4), one("pack", None, 1, 2, 4))
+    space = Space((*some, one("slices", 1, 2)))
+    found = search(Pretended(mass(2), lambda x: 1 / (x.get("pack") or 1)), space)
     # elements=2 with pack=4, and elements=3 with either
-    assert found.on_paper == {"a thread's elements do not divide a group's": 3}
-    assert found.winner.parameters == (("pack", 4),)
+    assert found.on_paper == {"a thread's elements do not divide a group's": 2 * 3}
+    assert dict(found.winner.parameters or ())["pack"] == 4
 
 
 @pytest.mark.parametrize(

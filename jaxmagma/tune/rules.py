@@ -92,10 +92,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Rule:
-    """A name for the report, and whether a candidate is removed."""
+    """A name for the report, whether a candidate is removed, and the parameters it looks at."""
 
     name: str
     removes: Callable[[Candidate], bool]
+    reads: tuple[str, ...] = ()
 
 
 def _given(name: str) -> Callable[[Candidate], int]:
@@ -107,11 +108,16 @@ _threads, _elements, _pack, _groups = map(_given, ("threads", "elements", "pack"
 
 INVALID = "not a combination of parameters"
 ON_PARAMETERS = (
-    Rule("more threads than a block has", lambda x: _threads(x) * _groups(x) > x.limits.threads),
-    Rule("threads are not whole warps", lambda x: _threads(x) % WARP != 0),
+    Rule(
+        "more threads than a block has",
+        lambda x: _threads(x) * max(1, _groups(x)) > x.limits.threads,
+        reads=("threads", "groups"),
+    ),
+    Rule("threads are not whole warps", lambda x: _threads(x) % WARP != 0, reads=("threads",)),
     Rule(
         "a thread's elements do not divide a group's",
         lambda x: _elements(x) % max(1, _pack(x)) != 0,
+        reads=("elements", "pack"),
     ),
 )
 
