@@ -31,7 +31,7 @@ import jax
 import numpy as np
 
 from jaxmagma import native
-from jaxmagma.program import Constant, ElementProgram, Gather
+from jaxmagma.program import Constant, ElementProgram, Gather, Input
 
 
 FORMAT = 1
@@ -79,27 +79,34 @@ PLAIN = Choice(plain=True)
 
 
 @functools.lru_cache(maxsize=4096)
-def key(program: ElementProgram) -> str:
+def key(program: ElementProgram, *, constant: bool = False) -> str:
     """A stable name for the program's structure: the same for other values of its constants.
+
+    If ``constant``, the name it would have if all of its shared operands were constants.
 
     A new field of a program or of an operation changes all names: what is known by the old ones is
     not found any more.
     """
-    text = json.dumps(_structure(program), separators=(",", ":"))
+    text = json.dumps(_structure(program, constant), separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
-def _structure(x: Any) -> Any:
+def _structure(x: Any, constant: bool) -> Any:
     if isinstance(x, Constant):
         return ["constant", x.array.dtype.name, list(x.array.shape)]
     if isinstance(x, Gather):
         # Its places are those of all elements, and no part of what one element does.
         x = dataclasses.replace(x, places=Constant(np.zeros(0, np.int32)))
     if dataclasses.is_dataclass(x):
-        fields = [_structure(getattr(x, field.name)) for field in dataclasses.fields(x)]
-        return [type(x).__name__, *fields]
+        fields = {
+            field.name: _structure(getattr(x, field.name), constant)
+            for field in dataclasses.fields(x)
+        }
+        if constant and isinstance(x, Input) and x.shared:
+            fields["constant"] = ["constant", x.dtype.name, list(x.tile)]
+        return [type(x).__name__, *fields.values()]
     if isinstance(x, tuple):
-        return [_structure(item) for item in x]
+        return [_structure(item, constant) for item in x]
     if isinstance(x, np.dtype):
         return x.name
     return x if x is None or isinstance(x, (bool, int, float, str)) else str(x)
@@ -147,15 +154,18 @@ def choose(program: ElementProgram, extents: Sequence[int], platform: str) -> Ch
     arch = architecture(platform)
     if not arch:
         return MODEL
-    name = entry_name(program, extents)
+    # A kernel is the same whether a basis is a constant or an argument.
+    names = [entry_name(program, extents), entry_name(program, extents, constant=True)]
     for book in (_unsaved, user_cache(), Book(TABLES / f"{arch}.json", "shipped table")):
-        if book is not None and (entry := book.entries(arch).get(name)) is not None:
-            return decoded(entry, book.origin)
+        known = {} if book is None else book.entries(arch)
+        for name in names:
+            if book is not None and name in known:
+                return decoded(known[name], book.origin)
     return MODEL
 
 
-def entry_name(program: ElementProgram, extents: Sequence[int]) -> str:
-    return f"{key(program)}-{size_class(program, extents)}"
+def entry_name(program: ElementProgram, extents: Sequence[int], *, constant: bool = False) -> str:
+    return f"{key(program, constant=constant)}-{size_class(program, extents)}"
 
 
 def encoded(choice: Choice) -> dict[str, Any]:

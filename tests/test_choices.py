@@ -1,5 +1,6 @@
 """Which parameters a program runs with: its name, the files that know, and who is asked first."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -92,6 +93,22 @@ def test_names_are_the_same_in_every_process() -> None:
         for _ in range(2)
     }
     assert printed == {choices.key(mass(3))}
+
+
+def test_a_traced_basis_takes_the_choice_of_a_constant_one(folder: Path) -> None:
+    remember(TUNED)
+    traced = mass(3, constant=False)
+    assert chosen(traced) == TUNED
+    other = Choice.of({"elements": 3}, "test")
+    remember(other, traced)
+    assert (chosen(traced), chosen()) == (other, TUNED)
+    assert chosen(mass(2, constant=False)) == MODEL
+    # A vector that is gathered from may be as large as memory.
+    vector = cuda_fused.gathering(1, 50, 13)
+    huge = tuple(
+        dataclasses.replace(x, tile=(1 << 45,)) if x.tile == (50,) else x for x in vector.inputs
+    )
+    assert choices.key(dataclasses.replace(vector, inputs=huge), constant=True)
 
 
 def test_small_and_large_calls_are_tuned_apart(folder: Path) -> None:

@@ -476,6 +476,11 @@ def test_the_suite_tunes_what_is_benchmarked() -> None:
         (suite.bk1(3), workloads.constant(workloads.bk1(3, 1e6))),
         (suite.bk1(2, "float32"), workloads.constant(workloads.bk1(2, 1e6, "float32"))),
         (suite.chain(5), workloads.constant(workloads.chain(5, 5, 1e6))),
+        (suite.chain(3, q=5), workloads.constant(workloads.chain(3, 5, 1e6))),
+        (
+            suite.interp3d(2, transposed=True),
+            workloads.constant(workloads.interp(3, 2, 1e6, transposed=True)),
+        ),
         (suite.interp3d(2), workloads.constant(workloads.interp(3, 2, 1e6))),
         (suite.product(4, 4, 4), workloads.bgemm(4, 4, 4, 1e6)),
         (suite.product(7, 9, 13), workloads.bgemm(7, 9, 13, 1e6)),
@@ -488,6 +493,18 @@ def test_the_suite_tunes_what_is_benchmarked() -> None:
     for case, workload in pairs:
         mine = key(case.function, [x.shape for x in case.arguments(1e6)], case.dtype)
         assert mine == key(workload.functions()["jm"], workload.shapes, workload.dtype), case.name
+
+
+def test_traced_bases_are_served_too() -> None:
+    for case, workload in (
+        (suite.bk1(3), workloads.bk1(3, 1e6)),
+        (suite.chain(4), workloads.chain(4, 4, 1e6)),
+        (suite.bk3(2), workloads.bk3(2, 1e6)),
+    ):
+        ((program, _),) = tuner.programs(case.function, *case.arguments(1e6))
+        shapes = [jax.ShapeDtypeStruct(x, np.dtype(workload.dtype)) for x in workload.shapes]
+        ((traced, _),) = tuner.programs(workload.functions()["jm"], *shapes)
+        assert choices.key(traced, constant=True) == choices.key(program), case.name
 
 
 def test_arguments_have_the_size_asked_for() -> None:

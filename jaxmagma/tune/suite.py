@@ -4,6 +4,7 @@ Tensor-product finite elements and small matrices. Bases are constants, n nodes 
 direction, and what is left are functions of arrays with one element axis in front.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -79,6 +80,10 @@ def _gpu() -> Iterator[Case]:
         yield gradient(bk3(p))
     for n in (4, 8, 12, 16):
         yield gradient(chain(n))
+    for n, q in itertools.combinations(range(2, 13), 2):
+        yield chain(n, q=q)
+    for p in range(1, 9):
+        yield interp3d(p, transposed=True)
     for m, k, n in ((3, 8, 3), (4, 6, 8), (7, 9, 13), (17, 31, 5), (24, 8, 24)):
         yield product(m, k, n)
     for p in (1, 2, 3, 4, 6, 8):
@@ -119,14 +124,15 @@ def _name(family: str, size: str, dtype: str) -> str:
     return f"{family}{short}/{size}"
 
 
-def interp3d(p: int, dtype: str = "float64") -> Case:
-    """Values at the points."""
+def interp3d(p: int, dtype: str = "float64", *, transposed: bool = False) -> Case:
+    """Values at the points, or the transpose of that."""
     n, q = p + 1, p + 2
     b = table(q, n, dtype)
+    spec = "xa,yb,zc,exyz->eabc" if transposed else "xa,yb,zc,eabc->exyz"
     return Case(
-        _name("interp3d", f"p{p}", dtype),
-        lambda u: einsum("xa,yb,zc,eabc->exyz", b, b, b, u),
-        ((n, n, n),),
+        _name("interp3d-transposed" if transposed else "interp3d", f"p{p}", dtype),
+        lambda u: einsum(spec, b, b, b, u),
+        ((q, q, q) if transposed else (n, n, n),),
         dtype,
     )
 
@@ -198,13 +204,15 @@ def bk5(p: int, dtype: str = "float64") -> Case:
     )
 
 
-def chain(n: int, dtype: str = "float64") -> Case:
-    """B^T (D * (B A B^T)) B: the two-dimensional mass operator."""
-    b = table(n, n, dtype)
+def chain(n: int, dtype: str = "float64", *, q: int | None = None) -> Case:
+    """B^T (D * (B A B^T)) B: the two-dimensional mass operator, with n points if not q."""
+    q = n if q is None else q
+    b = table(q, n, dtype)
+    name = ("chain", f"n{n}") if q == n else ("chain-rectangular", f"{n}x{q}")
     return Case(
-        _name("chain", f"n{n}", dtype),
+        _name(*name, dtype),
         lambda a, d: einsum("xi,yj,exy,xk,yl,ekl->eij", b, b, d, b, b, a),
-        ((n, n), (n, n)),
+        ((n, n), (q, q)),
         dtype,
     )
 
