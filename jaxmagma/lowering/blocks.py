@@ -61,7 +61,7 @@ CROWDED_MOVES = 100
 # this. A quad has so many fibres one after the other, which share what it has of a matrix; a warp
 # that has them eight at a time does all of an element if it need not do so more often than this,
 # and those of two elements together if they are longer than that.
-FEW_VALUES = 8
+FEW_VALUES = 10
 THREAD_REGISTERS = 60
 QUAD_LINES = 4
 FEW_OCTETS = 4
@@ -69,6 +69,9 @@ MANY_VALUES = 24
 # Matrices stay in registers, if they take no more than this; less for each element more of a quad.
 HELD_REGISTERS = 140
 PACK_REGISTERS = 20
+
+# Rows of an output that are so long go through shared memory, to be written side by side.
+LONG_ROW = 4
 
 # Rows and columns of the block of a gemm that one thread has.
 LARGEST_BLOCK = 4
@@ -410,12 +413,24 @@ class Block:
                 made |= stage.tiles.keys()
             elif isinstance(stage, Gemm):
                 made.add(stage.number)
+        self.rewritten = {x for x in self.written if x in made and self._in_rows(x, stages)}
         for value in self.written:
-            if value not in made:
+            if value not in made or value in self.rewritten:
                 stages.append(copy_sweep(self.plan, value))
-                made.add(value)
         self.staged = staged
         return stages
+
+    def _in_rows(self, tile: int, stages: list[Stage]) -> bool:
+        """Whether threads would write fibres that are rows of an output.
+
+        Threads side by side would write far apart, and memory be asked for every row many times.
+        """
+        for stage in stages:
+            made = stage.tiles.get(tile) if isinstance(stage, Sweep) and stage.lanes == 1 else None
+            if made is not None and made.length >= LONG_ROW and ALONG in made.labels:
+                axis = made.labels.index(ALONG)
+                return any(at.strides[axis] == 1 for _, at in self.written[tile])
+        return False
 
     def _is_outside(self, tile: int) -> bool:
         """Whether a batched tile is in global memory."""
@@ -474,8 +489,12 @@ class Block:
             return 32 * -(-self._octets() // QUAD_LINES)
         if stage.light:
             # A thread takes several values, and more of them where a gemm comes after.
-            staged = any(move.result.tile in self.staged for move in stage.moves)
+            copied = self.staged | self.rewritten
+            staged = any(move.result.tile in copied for move in stage.moves)
             return -(-stage.count // (16 if staged else 4))
+        if stage.single and any(isinstance(x, Sweep) and not x.single for x in self.stages):
+            # Where there are fibres, their threads take several of the points.
+            return -(-stage.count // 4)
         return stage.count
 
     def _shapes(self) -> list[tuple[int, int]]:
@@ -591,7 +610,8 @@ class Block:
                 continue
             alone = all(x == value or self.origin(x.tile).tile != before for x in stage.loads)
             users = [move for move in stage.moves if value in move.operands]
-            whole = all(move.matrix is not None for move in users)
+            # Other operations read value by value, and may do so twice where there are several.
+            whole = stage.single or all(move.matrix is not None for move in users)
             makers = [move.result for move in stage.moves]
             if not users or stage.moves.index(users[0]) > makers.index(made):
                 continue  # its fibres are not in registers yet

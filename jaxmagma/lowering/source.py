@@ -591,12 +591,14 @@ class Source:
         return found
 
     def _stores_output(self, tile: int, position: int) -> bool:
-        """Whether this stage is the first to have the tile in registers."""
-
-        def makes(stage: Stage) -> bool:
-            return not isinstance(stage, Assembly) and tile in self.block.made(stage)
-
-        return next((n for n, s in enumerate(self.block.stages) if makes(s)), None) == position
+        """Whether this stage is the first to have the tile in registers, or the one to copy it."""
+        block = self.block
+        having = [
+            n
+            for n, stage in enumerate(block.stages)
+            if not isinstance(stage, Assembly) and tile in block.made(stage)
+        ]
+        return bool(having) and position == having[-1 if tile in block.rewritten else 0]
 
     def _print_assembly(self, text: "_Text", stage: Assembly, position: int) -> None:
         number, step = stage.number, stage.step
