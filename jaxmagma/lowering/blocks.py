@@ -492,8 +492,9 @@ class Block:
             copied = self.staged | self.rewritten
             staged = any(move.result.tile in copied for move in stage.moves)
             return -(-stage.count // (16 if staged else 4))
-        if stage.single and any(isinstance(x, Sweep) and not x.single for x in self.stages):
-            # Where there are fibres, their threads take several of the points.
+        fibres = any(isinstance(x, Sweep) and not x.single for x in self.stages)
+        if stage.single and fibres and len(stage.moves) <= CROWDED_MOVES:
+            # The threads that have fibres take several points, unless points are the most work.
             return -(-stage.count // 4)
         return stage.count
 
