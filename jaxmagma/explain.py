@@ -13,6 +13,7 @@ import numpy as np
 from jaxmagma.choices import MODEL, Choice
 from jaxmagma.einsum import einsum
 from jaxmagma.fallback import plain_calls
+from jaxmagma.jaxpr import nested
 from jaxmagma.lowering import lower
 from jaxmagma.lowering.kernel import Declined
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, plan
@@ -157,14 +158,7 @@ def _explain_function(
 
 def applications(jaxpr: Any) -> Iterator[Any]:
     """Every application of a program, in nested jaxprs too."""
-    for equation in jaxpr.eqns:
-        if equation.primitive is program_p:
-            yield equation
-        for value in equation.params.values():
-            for inner in value if isinstance(value, (tuple, list)) else (value,):
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    yield from applications(inner)
+    return (equation for equation in nested(jaxpr) if equation.primitive is program_p)
 
 
 def _explain_program(program: ElementProgram, shapes: Any, device: jax.Device) -> Explanation:

@@ -5,7 +5,7 @@ reason.  What depends on constants alone is computed while reading.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,9 +81,11 @@ def _round(emit: Emit, x: Any, rounding_method: Any) -> Any:
 
 
 def _select(emit: Emit, which: Any, *cases: Any) -> Any:
-    if len(cases) != 2:
-        raise Unsupported("a selection among more than two cases")
-    return emit("select", which, *cases)
+    made = cases[0]
+    for n, case in enumerate(cases[1:], start=1):
+        beyond = emit("ge", which, float(n)) if len(cases) > 2 else which
+        made = emit("select", beyond, made, case)
+    return made
 
 
 # Primitives that are not named after their function, and those that are several.
@@ -182,6 +184,17 @@ def inner_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
     return None
 
 
+def nested(jaxpr: Any) -> Iterator[JaxprEqn]:
+    """Every equation of a jaxpr, those inside of others too."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from nested(inner)
+
+
 def evaluated(equation: JaxprEqn, operands: Sequence[Any]) -> list[np.ndarray]:
     """The results of an equation of known operands."""
     with jax.ensure_compile_time_eval():
@@ -254,7 +267,8 @@ class Reader:
         inner = inner_jaxpr(equation)
         if inner is not None:
             return self.jaxpr(inner, operands)
-        self.check_dtypes(equation)
+        if equation.primitive.name not in _NESTED:
+            self.check_dtypes(equation)
         found = pointwise(equation, self.emit, operands)
         if found is not None:
             return [found]
@@ -279,10 +293,24 @@ class Reader:
                     raise Unsupported(f"{name} mixes {dtype} with {self.dtype}")
         for x in equation.outvars:
             dtype = np.dtype(aval(x).dtype)
-            # A truth value as an integer is the same number; other integers are not computed.
-            of_truth = all(aval(x).dtype == bool for x in equation.invars)
-            if dtype.kind in "iu" and not (name == "convert_element_type" and of_truth):
+            if dtype.kind in "iu" and not self.counts(equation):
                 raise Unsupported(f"{name} computes with {dtype}")
+
+    def counts(self, equation: JaxprEqn) -> bool:
+        """Whether integers that it makes are numbers of values or of places in a tile.
+
+        Those are small enough to be exact in the dtype of the program; no others are computed.
+        """
+        name, operand = equation.primitive.name, aval(equation.invars[0])
+        if name in ("argmax", "argmin"):
+            return True
+        if not (operand.dtype == bool or jnp.issubdtype(operand.dtype, jnp.integer)):
+            return False
+        if name == "reduce_sum":
+            return math.prod(operand.shape) * _MOST_PIECES <= 2 ** jnp.finfo(self.dtype).nmant
+        if name == "convert_element_type":
+            return operand.dtype == bool or aval(equation.outvars[0]).dtype.itemsize >= 4
+        return name in _MOVING
 
     # ---- Taking tiles apart ----------------------------------------------------------------------
 
@@ -319,7 +347,7 @@ class Reader:
         return found
 
     def assembled(self, pieces: np.ndarray) -> Read:
-        """Scalars as a tile of the shape of the array they are in."""
+        """Equal tiles as one, whose leading axes are those of the array they are in."""
         if pieces.ndim == 0:
             piece: Read = pieces.item()
             return piece
@@ -443,13 +471,17 @@ def _split(reader: Reader, equation: JaxprEqn, x: Tile) -> list[Read]:
 
 def _pad(reader: Reader, equation: JaxprEqn, x: Read, padding: Read) -> Read:
     config = equation.params["padding_config"]
-    if isinstance(padding, Tile) or np.any(padding) or any(min(x) < 0 for x in config):
-        raise Unsupported("pad with anything but zeros")
+    if isinstance(padding, Tile) or any(min(x) < 0 for x in config):
+        raise Unsupported("pad with what is computed, or by less than nothing")
     shape = tuple(aval(equation.outvars[0]).shape)
     strides = row_major(shape)
     offset = sum(low * stride for (low, _, _), stride in zip(config, strides, strict=True))
     steps = tuple((gap + 1) * s for (_, _, gap), s in zip(config, strides, strict=True))
-    return Tile(reader.builder.place([(reader.value(x), offset, steps)], shape))
+    placed = Tile(reader.builder.place([(reader.value(x), offset, steps)], shape))
+    if not np.any(padding):
+        return placed
+    (around,) = evaluated(equation, [np.zeros(reader.shape(x), reader.dtype), padding])
+    return reader.emit("add", placed, around)
 
 
 def _moved(reader: Reader, equation: JaxprEqn, *operands: Read) -> Read:
@@ -473,6 +505,64 @@ def _moved(reader: Reader, equation: JaxprEqn, *operands: Read) -> Read:
     return reader.assembled(pieces)
 
 
+def _tile(reader: Reader, equation: JaxprEqn, x: Tile) -> Read:
+    shape, times = reader.shape(x), equation.params["reps"]
+    labels = letters(2 * len(shape))
+    extents = [n for pair in zip(times, shape, strict=True) for n in pair]
+    sizes = dict(zip(labels, extents, strict=True))
+    value = reader.builder.relabel(x.value, labels[1::2], labels, sizes)
+    tile = tuple(n * extent for n, extent in zip(times, shape, strict=True))
+    return Tile(reader.builder.reshape(value, tile))
+
+
+def _dynamic_update_slice(
+    reader: Reader, equation: JaxprEqn, x: Read, update: Read, *starts: Read
+) -> Read:
+    if any(isinstance(start, Tile) for start in starts):
+        raise Unsupported("dynamic_update_slice at an index that is computed")
+    shape, counts = reader.shape(x), reader.shape(update)
+    # Only the axes along which a part is replaced are taken apart.
+    axes = [n for n, extent in enumerate(shape) if counts[n] != extent]
+    firsts = [int(np.clip(np.asarray(starts[n]), 0, shape[n] - counts[n])) for n in axes]
+    pieces = reader.pieces(x, axes)
+    window = tuple(slice(k, k + counts[n]) for n, k in zip(axes, firsts, strict=True))
+    pieces[window] = reader.pieces(update, axes)
+    order = [*axes, *(n for n in range(len(shape)) if n not in axes)]
+    whole = reader.value(reader.assembled(pieces))
+    return Tile(reader.builder.transpose(whole, [order.index(n) for n in range(len(shape))]))
+
+
+def _scatter(function: str | None) -> Callable[..., Read]:
+    """Puts values at known places, where ``function`` combines them with what is there, if any."""
+
+    def rule(reader: Reader, equation: JaxprEqn, x: Read, where: Read, updates: Read) -> Read:
+        name = equation.primitive.name
+        if isinstance(where, Tile):
+            raise Unsupported(f"{name} at places that are computed")
+        shape, given = reader.shape(x), reader.shape(updates)
+        count = math.prod(given)
+        if max(math.prod(shape), count) > _MOST_PIECES:
+            raise Unsupported(f"{name} of {max(math.prod(shape), count)} values")
+        numbers, mode = equation.params["dimension_numbers"], equation.params["mode"]
+
+        def placed(update: Any) -> jax.Array:
+            zeros = jnp.zeros(shape, update.dtype)
+            return jax.lax.scatter_add(zeros, where, update, numbers, mode=mode)
+
+        # Each value alone shows where it goes.
+        each = np.eye(count, dtype=np.float32).reshape(count, *given)
+        with jax.ensure_compile_time_eval():
+            hits = np.asarray(jax.vmap(placed)(each))
+        pieces = reader.pieces(x, range(len(shape)))
+        parts = reader.pieces(updates, range(len(given))).reshape(-1)
+        for n, *at in np.argwhere(hits).tolist():
+            old = pieces[tuple(at)]
+            pieces[tuple(at)] = reader.emit(function, old, parts[n]) if function else parts[n]
+        return reader.assembled(pieces)
+
+    return rule
+
+
 def _reduce_sum(reader: Reader, equation: JaxprEqn, x: Tile) -> Read:
     value = x.value
     for axis in equation.params["axes"]:
@@ -493,6 +583,26 @@ def _reduction(function: str) -> Callable[..., Read]:
             left = pieces[-1:] if len(pieces) % 2 else []
             pieces = [reader.emit(function, *pair) for pair in pairs] + left
         return pieces[0]
+
+    return rule
+
+
+def _place_of(better: str) -> Callable[..., Read]:
+    """The place of the first best value along an axis, as a number; NaN is best of all."""
+
+    def rule(reader: Reader, equation: JaxprEqn, x: Tile) -> Read:
+        best, *others = reader.pieces(x, equation.params["axes"])
+        place: Read = np.zeros(reader.shape(best))
+        for n, piece in enumerate(others, start=1):
+            wins = reader.emit(better, piece, best)
+            if aval(equation.invars[0]).dtype != bool:
+                first_nan = reader.emit(
+                    "and", reader.emit("ne", piece, piece), reader.emit("eq", best, best)
+                )
+                wins = reader.emit("or", wins, first_nan)
+            best = reader.emit("select", wins, best, piece)
+            place = reader.emit("select", wins, place, float(n))
+        return place
 
     return rule
 
@@ -607,6 +717,11 @@ def _program(reader: Reader, equation: JaxprEqn, *operands: Read) -> list[Read]:
     return results
 
 
+# Their equations are checked one by one.
+_NESTED = {"scan", "cond"}
+# What moves values and does not compute.
+_MOVING = {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "slice", "copy"}
+
 _RULES: dict[str, Callable[..., Any]] = {
     "dot_general": _dot_general,
     "broadcast_in_dim": _broadcast_in_dim,
@@ -622,13 +737,22 @@ _RULES: dict[str, Callable[..., Any]] = {
     "unstack": _unstack,
     "split": _split,
     "pad": _pad,
+    "tile": _tile,
     "gather": _moved,
+    "dynamic_update_slice": _dynamic_update_slice,
+    "scatter": _scatter(None),
+    "scatter-add": _scatter("add"),
+    "scatter_add": _scatter("add"),
+    "scatter-mul": _scatter("mul"),
+    "scatter_mul": _scatter("mul"),
     "reduce_sum": _reduce_sum,
     "reduce_max": _reduction("max"),
     "reduce_min": _reduction("min"),
     "reduce_prod": _reduction("mul"),
     "reduce_and": _reduction("and"),
     "reduce_or": _reduction("or"),
+    "argmax": _place_of("gt"),
+    "argmin": _place_of("lt"),
     "cumsum": _cumulative("add"),
     "cumprod": _cumulative("mul"),
     "cummax": _cumulative("max"),

@@ -4,7 +4,7 @@ Equations are read into a program as long as they are operations of one.  At one
 program ends: its results are computed, plain JAX evaluates the equation, and a new program begins.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from jaxmagma.jaxpr import (
     inner_jaxpr,
     interpreted,
     is_extended,
+    nested,
 )
 from jaxmagma.plan import plan
 from jaxmagma.program import Constant, Input, Output
@@ -73,21 +74,13 @@ Operand = Any  # an array, or Gathered
 
 def run(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.Array]:
     """The results of a jaxpr, with its own rules of differentiation."""
-    names = {equation.primitive.name for equation in _nested(closed)}
+    names = {equation.primitive.name for equation in nested(closed.jaxpr)}
     if names & (_OWN_JVP | _OWN_VJP):
         return _differentiated_plainly(closed, operands, forward=not names & _OWN_VJP)
     return _run(closed, operands)
 
 
 # ---- Rules of differentiation that the function brings along -----------------------------------
-
-
-def _nested(closed: ClosedJaxpr) -> Iterator[JaxprEqn]:
-    for equation in closed.jaxpr.eqns:
-        yield equation
-        inner = inner_jaxpr(equation)
-        if inner is not None:
-            yield from _nested(inner)
 
 
 def _differentiated_plainly(

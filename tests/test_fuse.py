@@ -272,6 +272,41 @@ def _padded(draw: Draw, shapes: Sequence[Shape], n: int) -> Step | None:
     return f"{n} padded {widths}", lambda values: jnp.pad(values[n], widths)
 
 
+def _repeated(draw: Draw, shapes: Sequence[Shape], n: int) -> Step | None:
+    times = tuple(draw(st.integers(1, 2)) for _ in shapes[n])
+    return f"{n} tiled {times}", lambda values: jnp.tile(values[n], times)
+
+
+def _updated(draw: Draw, shapes: Sequence[Shape], n: int) -> Step | None:
+    axis = _axis(draw, shapes[n])
+    if axis is None:
+        return None
+    extent = shapes[n][axis]
+    how = draw(st.sampled_from(["set", "add"]))
+    unique = how == "set"
+    places = draw(st.lists(st.integers(0, extent - 1), min_size=1, max_size=3, unique=unique))
+    where = (slice(None),) * axis + (np.asarray(places),)
+
+    def step(values: Sequence[jax.Array]) -> jax.Array:
+        x = values[n]
+        return getattr(x.at[where], how)(jnp.cos(x)[where])
+
+    return f"{n} at {places} along {axis} {how}", step
+
+
+def _best(draw: Draw, shapes: Sequence[Shape], n: int) -> Step | None:
+    axis = _axis(draw, shapes[n])
+    if axis is None:
+        return None
+    name = draw(st.sampled_from(["argmax", "argmin"]))
+
+    def step(values: Sequence[jax.Array]) -> jax.Array:
+        place = getattr(jnp, name)(values[n], axis, keepdims=True)
+        return values[n] * (0.3 + 0.2 * place.astype(values[n].dtype))
+
+    return f"{n} times {name} along {axis}", step
+
+
 def _scanned(draw: Draw, shapes: Sequence[Shape], n: int) -> Step | None:
     if not shapes[n]:
         return None
@@ -304,6 +339,9 @@ _STEPS = [
     _joined,
     _padded,
     _scanned,
+    _repeated,
+    _updated,
+    _best,
 ]
 
 
@@ -430,6 +468,8 @@ WHOLE: dict[str, Function] = {
     "custom_jvp": lambda a, b: doubled(a @ b) @ a,
     "custom_vjp": lambda a, b: tripled(a @ b) @ a,
     "both": lambda a, b: doubled(a) @ tripled(b) @ b,
+    "custom_jvp in a loop": lambda a, b: jax.lax.fori_loop(0, 2, lambda _, c: doubled(c @ b), a),
+    "custom_vjp in a branch": lambda a, b: jax.lax.cond(a[0, 0] > 0, tripled, jnp.cos, a @ b) @ a,
     "stop_gradient": lambda a, b: jax.lax.stop_gradient(jnp.sin(a)) @ b * a[0, 0],
     "checkpoint": lambda a, b: jax.checkpoint(lambda a: jnp.sin(a @ a))(a) @ b,
     "jit": lambda a, b: jax.jit(lambda a, b: jnp.sin(a @ b))(a, b) @ a,

@@ -89,6 +89,29 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     ),
     "associative scan": (lambda a: jax.lax.associative_scan(jnp.multiply, a), [(5,)]),
     "cond": (lambda a: jax.lax.cond(a[0] > 0, jnp.sin, jnp.cos, a), [(3,)]),
+    "tile": (lambda a: jnp.tile(a, (2, 1, 3)) * 2, [(2, 3)]),
+    "tile of components": (lambda a: jnp.tile(jnp.stack([a[0], a[1] * 2]), 2), [(2, 3)]),
+    "resize": (lambda a: jnp.resize(a, (4, 4)) * 2, [(2, 3)]),
+    "set a row": (lambda a: a.at[1].set(a[0] * 2) @ a, [(3, 3)]),
+    "set beyond the end": (lambda a: a.at[7].set(1.0).at[-1].set(2.0), [(3,)]),
+    "set a part": (lambda a: a.at[:2, 1].set(a[1:, 0]), [(3, 3)]),
+    "add at places": (lambda a: a.at[np.array([0, 0, 2])].add(a), [(3, 2)]),
+    "multiply at a place": (lambda a: a.at[1, 0].multiply(a[0, 0]), [(2, 2)]),
+    "set in what is known": (lambda a: jnp.eye(3).at[:2, :2].set(a), [(2, 2)]),
+    "diagonal set": (lambda a: jnp.fill_diagonal(a, 2.0, inplace=False), [(3, 3)]),
+    "update a slice": (
+        lambda a: jax.lax.dynamic_update_slice(a, a[:, :1] * 2, (0, 2)) @ a.T,
+        [(30, 3)],
+    ),
+    "argmax": (lambda a: a * jnp.argmax(a, 1).astype(a.dtype)[:, None], [(3, 4)]),
+    "argmin": (lambda a: jnp.where(jnp.argmin(a) == 2, a, -a), [(5,)]),
+    "count": (lambda a: jnp.sum(a > 0, 1).astype(a.dtype) * a[:, 0], [(3, 4)]),
+    "select": (lambda a: jnp.select([a > 1, a > 0, a > -1], [a, 2 * a, a * a], -a), [(3, 4)]),
+    "loop with a counter": (
+        lambda a: jax.lax.fori_loop(0, 3, lambda n, c: jnp.sin(c).at[n].add(a[n] * n), a),
+        [(3, 2)],
+    ),
+    "pad with a number": (lambda a: jnp.pad(a, ((1, 2), (0, 1)), constant_values=np.pi), [(3, 2)]),
     "matrix power": (lambda a: jnp.linalg.matrix_power(a, 3), [(2, 2)]),
 }
 
@@ -102,15 +125,26 @@ def test_program_means_the_function(name: str) -> None:
     assert_close(found, jax.vmap(function)(*arrays))
 
 
+@pytest.mark.parametrize("function", [jnp.argmax, jnp.argmin])
+def test_the_first_of_the_best_and_of_what_is_not_a_number(function: Callable[..., Any]) -> None:
+    rows = [[1, 2, 2, 0], [0, 0, 0, 0], [1, np.nan, 5, np.nan], [np.inf, 1, np.nan, 3]]
+    array = jnp.asarray(rows, float)
+    (found,) = reference.evaluate(read(function, (4,)), array)
+    np.testing.assert_array_equal(found, jax.vmap(function)(array))
+
+
 @pytest.mark.parametrize(
     ("function", "tile", "reason"),
     [
         (lambda x: jnp.sort(x), (3,), "sort"),
         (lambda x: x.astype(np.float32), (3,), "convert_element_type mixes float32 with float64"),
-        (lambda x: jnp.argmax(x), (3,), "argmax computes with int"),
+        (lambda x: jnp.argmax(x) + 1, (3,), "add computes with int"),
+        (lambda x: x.at[jnp.argmax(x)].set(0.0), (3,), "int"),
         (lambda x: jnp.max(x), (65,), "65 pieces"),
         (lambda x: jax.lax.scan(lambda c, y: (c + y, None), x[0], x)[0], (65,), "65 steps"),
-        (lambda x: jax.lax.pad(x, 1.0, ((1, 0, 0),)), (3,), "pad with anything but zeros"),
+        (lambda x: jax.lax.pad(x, x[0], ((1, 0, 0),)), (3,), "pad with what is computed"),
+        (lambda x: jax.lax.pad(x, 0.0, ((-1, 0, 0),)), (3,), "less than nothing"),
+        (lambda x: jnp.zeros(65).at[:3].set(x), (3,), "65 values"),
         (lambda x: jax.lax.lgamma(x), (3,), "lgamma"),
     ],
 )

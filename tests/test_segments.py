@@ -44,8 +44,7 @@ UNSUPPORTED: dict[str, tuple[Function, str, bool]] = {
     "cholesky": (lambda a: jnp.linalg.cholesky(positive(a)) @ a, "cholesky", True),
     "solve": (lambda a: jnp.linalg.solve(positive(a), a[0]) * 2, "lu", True),
     "eigenvalues": (lambda a: jnp.linalg.eigvalsh(positive(a)) + a[0], "eigh", True),
-    "argmax": (lambda a: a * jnp.argmax(a).astype(a.dtype), "argmax", True),
-    "at an argmax": (lambda a: a[jnp.argmax(a[:, 0])] @ a, "argmax", True),
+    "at an argmax": (lambda a: a[jnp.argmax(a[:, 0])] @ a, "int|gather|slice", True),
     "fft": (lambda a: jnp.abs(jnp.fft.fft(a @ a)) + 1.0, "complex128", True),
     "random": (lambda a: a * jax.random.uniform(jax.random.key(a[0, 0].astype(int))), "int", True),
     "integers": (lambda a: a * (jnp.floor(a).astype(int) % 2).astype(a.dtype), "int64", True),
@@ -66,6 +65,26 @@ UNSUPPORTED: dict[str, tuple[Function, str, bool]] = {
     "top k": (lambda a: jax.lax.top_k(a @ a, 2)[0] * 2, "top_k", True),
     "exponential of complex": (lambda a: jnp.exp(1j * a).real @ a, "complex128", True),
     "large pieces": (lambda a: jnp.max(jnp.outer(jnp.ones(30), a).reshape(-1)), "270", True),
+    "singular values": (lambda a: jnp.linalg.svd(positive(a))[1] @ a, "svd", True),
+    "qr": (lambda a: jnp.linalg.qr(positive(a))[1] @ a, "qr", True),
+    "triangular solve": (
+        lambda a: jax.scipy.linalg.solve_triangular(positive(a), a[0]), "triangular_solve", True
+    ),
+    "table": (lambda a: jnp.interp(a, np.arange(3.0), np.arange(3.0) ** 2), "lt_to|int|scan", True),
+    "median": (lambda a: jnp.median(a @ a, 0), "sort", True),
+    "sign bit": (lambda a: jnp.copysign(a @ a, a), "bitcast", True),
+    "digamma": (lambda a: jax.scipy.special.digamma(1 + a * a), "digamma", True),
+    "Bessel function": (lambda a: jnp.i0(a) @ a, "bessel", True),
+    "window": (
+        lambda a: jax.lax.reduce_window(a, 0.0, jax.lax.add, (2, 2), (1, 1), "SAME"), "window", True
+    ),
+    "largest at a place": (lambda a: a.at[0].max(0.5) @ a, "scatter", True),
+    "many values at places": (lambda a: jnp.zeros((9, 9)).at[:3, :3].set(a) * 2, "81 values", True),
+    "pieces": (
+        lambda a: jnp.piecewise(a, [a < 0, a >= 0], [jnp.cos, jnp.sin]) @ a, "cumsum|int", True
+    ),
+    "number of a place": (lambda a: a * (jnp.argmax(a) + 1).astype(a.dtype), "int", True),
+    "mean of truth values": (lambda a: jnp.mean(a > 0) * a @ a, "float32|float64", True),
     "callback": (
         lambda a: jax.pure_callback(np.sin, a, a, vmap_method="expand_dims") @ a, "callback", False
     ),
