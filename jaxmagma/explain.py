@@ -128,6 +128,8 @@ def as_function(
     """A function and its arguments; of an einsum those are the operands that are no constants."""
     if callable(target):
         return functools.partial(target, **options), args
+    if not isinstance(target, str) and not args:
+        raise TypeError(f"neither subscripts nor a function: {target!r}")
     call = (target, *args)
     known = {n: x for n, x in enumerate(call) if not _traced(x)}
 

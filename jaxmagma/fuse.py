@@ -104,7 +104,13 @@ def _broadcast(axes: Any, tree: Any) -> list[Any]:
     def spread(axis: Any, part: Any) -> None:
         found.extend([axis] * len(jax.tree.leaves(part)))
 
-    jax.tree.map(spread, axes, tree, is_leaf=lambda x: x is None or _is_index(x))
+    try:
+        jax.tree.map(spread, axes, tree, is_leaf=lambda x: x is None or _is_index(x))
+    except ValueError as error:
+        reason = str(error).replace("tree_map tree", "in_axes")
+        raise ValueError(
+            f"fuse: in_axes must be a tree prefix of the arguments; {reason}"
+        ) from None
     return found
 
 
@@ -139,18 +145,11 @@ def _element(
         for leaf, axis in zip(leaves, gathers, strict=True)
     ]
     avals = [x.aval if isinstance(x, Gathered) else jax.typeof(x) for x in operands]
-    trees: list[Any] = []
-
-    def flat(*leaves: Any) -> list[Any]:
-        args, kwargs = jax.tree.unflatten(tree, leaves)
-        results, out_tree = jax.tree.flatten(fn(*args, **kwargs))
-        trees.append(out_tree)
-        return results
-
-    closed = jax.make_jaxpr(flat)(
-        *(
-            jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=getattr(x, "weak_type", False))
-            for x in avals
-        )
-    )
-    return jax.tree.unflatten(trees[-1], run(closed, operands))
+    structs = [
+        jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=getattr(x, "weak_type", False))
+        for x in avals
+    ]
+    args, kwargs = jax.tree.unflatten(tree, structs)
+    # JAX's messages about what goes wrong in the function name it and its arguments.
+    closed, results = jax.make_jaxpr(fn, return_shape=True)(*args, **kwargs)
+    return jax.tree.unflatten(jax.tree.structure(results), run(closed, operands))

@@ -97,8 +97,7 @@ def _differentiated_plainly(
         return _run(inner, whole(arrays))
 
     def plain(*arrays: jax.Array) -> list[jax.Array]:
-        read = [x.read() if isinstance(x, Gathered) else x for x in whole(arrays)]
-        return list(jaxpr_as_fun(inner)(*read))
+        return _plain(inner, whole(arrays))
 
     if forward:
         function: Any = jax.custom_jvp(fused)
@@ -225,8 +224,15 @@ def _run(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.Array]:
         return _run_in_segments(closed, operands)
     except TooLarge as reason:
         tell(PlainCall(str(reason)))
-        read = [x.read() if isinstance(x, Gathered) else x for x in operands]
-        return list(jaxpr_as_fun(closed)(*read))
+        return _plain(closed, operands)
+
+
+def _arrays(operands: Sequence[Operand]) -> list[jax.Array]:
+    return [x.read() if isinstance(x, Gathered) else x for x in operands]
+
+
+def _plain(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.Array]:
+    return list(jaxpr_as_fun(closed)(*_arrays(operands)))
 
 
 def _run_in_segments(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.Array]:
@@ -235,7 +241,7 @@ def _run_in_segments(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[j
     dtype = _dtype(lines, closed)
     if dtype is None:
         tell(PlainCall("it computes with no floating-point numbers"))
-        return list(jaxpr_as_fun(closed)(*operands))
+        return _plain(closed, operands)
     last_use = {x: n for n, line in enumerate(lines) for x in line.operands if _is_variable(x)}
     last_use.update((x, len(lines)) for x in results if _is_variable(x))
     # What is known of each variable: a tile of the segment, an array, a known array, or Gathered.
@@ -283,14 +289,11 @@ def _run_in_segments(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[j
                     tell(PlainCall(f"{_place(line)}: {reason}"))
                 if any(isinstance(x, Tile) for x in found):
                     finish(number)
-                arrays = [value(x) for x in line.operands]
-                arrays = [x.read() if isinstance(x, Gathered) else x for x in arrays]
-                made = applied(line.equation, arrays)
+                made = applied(line.equation, _arrays([value(x) for x in line.operands]))
         values.update(zip(line.results, made, strict=True))
 
     finish(len(lines))
-    arrays = [value(x) for x in results]
-    arrays = [x.read() if isinstance(x, Gathered) else x for x in arrays]
+    arrays = _arrays([value(x) for x in results])
     return [jnp.asarray(x, aval.dtype) for x, aval in zip(arrays, closed.out_avals, strict=True)]
 
 

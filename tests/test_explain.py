@@ -257,6 +257,8 @@ def test_errors_are_those_of_the_call() -> None:
         explain("xa,yb,eab->exq", TABLE, TABLE, U)
     with pytest.raises(ValueError, match="'a' is 3"):
         explain(INTERPOLATE, TABLE, TABLE, jax.ShapeDtypeStruct((9, 5, 3), np.float64))
+    with pytest.raises(TypeError, match="neither subscripts nor a function: 3"):
+        explain(3)
     with pytest.raises(TypeError, match="operand 1"):
         explain(INTERPOLATE, TABLE, "x", U)
     with pytest.raises(ZeroDivisionError):

@@ -858,6 +858,18 @@ def test_errors_are_those_of_vmap(name: str) -> None:
     assert str(found).splitlines()[0] == str(expected).splitlines()[0]
 
 
+def test_messages_about_the_function_name_it_and_its_arguments() -> None:
+    def sign(first: jax.Array, others: Any) -> Any:
+        return first if others["x"][0] > 0 else -first
+
+    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+        jm.fuse(sign)(X, {"x": X})
+    assert "the function sign at" in str(caught.value)
+    assert "others['x']" in str(caught.value)
+    with pytest.raises(TypeError, match=r"<class 'str'>.*not a valid JAX type"):
+        jm.fuse(lambda x: "a")(X)
+
+
 def test_what_is_no_function() -> None:
     with pytest.raises(TypeError, match="function"):
         jm.fuse(3)  # type: ignore[arg-type]

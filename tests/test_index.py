@@ -214,6 +214,19 @@ def test_no_elements() -> None:
     assert function(jnp.ones(4)).tolist() == [0, 0, 0, 0]
 
 
+def test_vectors_of_integers_and_truth_values() -> None:
+    """Alone, which no kernel computes with, and beside floating-point numbers."""
+    dofs = np.array([[0, 1], [1, 2]])
+    count, mask = jnp.arange(3), jnp.array([True, False, True])
+    double = jm.fuse(lambda k: 2 * k, jm.gather(dofs), jm.scatter_add(dofs, 3))
+    assert jax.jit(double)(count).tolist() == [0, 4, 4]
+    inverted = jm.fuse(lambda m: ~m, jm.gather(dofs))(mask)
+    np.testing.assert_array_equal(inverted, ~mask[dofs])
+    scaled = jm.fuse(lambda k, u: jnp.sin(u) * k.astype(u.dtype), (jm.gather(dofs), 0))
+    u = jnp.linspace(0.0, 1.0, 4).reshape(2, 2)
+    assert_close(scaled(count, u), jnp.sin(u) * count[dofs].astype(u.dtype))
+
+
 # ---- Errors --------------------------------------------------------------------------------------
 
 
@@ -243,6 +256,8 @@ def test_axes_in_the_wrong_place(vector: jax.Array) -> None:
         jm.fuse(lambda u: u, out_axes=jm.gather(DOFS))
     with pytest.raises(TypeError, match="no entry of in_axes"):
         jm.fuse(lambda u: u, in_axes=(jm.scatter_add(DOFS, SIZE),))
+    with pytest.raises(ValueError, match=r"in_axes must be a tree prefix(?s:.*)length 1"):
+        jm.fuse(lambda u, s: u, in_axes=(jm.gather(DOFS),))(vector, vector)
 
 
 def test_wrong_shapes(vector: jax.Array, scale: jax.Array) -> None:
