@@ -26,7 +26,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxmagma.builder import Builder, letters
+from jaxmagma.builder import Builder
 from jaxmagma.functions import FUNCTIONS
 from jaxmagma.jaxpr import pointwise_rule
 from jaxmagma.program import (
@@ -56,10 +56,15 @@ class Scattered:
 
 @dataclass(frozen=True)
 class Part:
-    """One output of a derived program: its position, and where it is added to, if not as it is."""
+    """One output of a derived program: its position, and where it is added to, if not as it is.
+
+    It counts once for every element along the batch axes ``times``, which are the original's: the
+    derived program may not have them.
+    """
 
     position: int
     scattered: Scattered | None = None
+    times: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -99,11 +104,11 @@ def jvp(program: ElementProgram, active: Sequence[bool]) -> Derived | None:
         tangent = _tangent(builder, operation, numbers, tangents)
         if tangent is not None:
             tangents[number] = _depending(builder, tangent, numbers[number])
-    outputs = [
-        [(replace(out, value=tangents[out.value]), None)] if out.value in tangents else []
+    results = [
+        [(replace(out, value=tangents[out.value]), Part(0))] if out.value in tangents else []
         for out in program.outputs
     ]
-    return _derived(builder, outputs, arguments)
+    return _derived(builder, results, arguments)
 
 
 def _tangent(
@@ -184,15 +189,15 @@ def _depending(builder: Builder, value: int, like: int) -> int:
     return builder.map("first", value, like)
 
 
-def _counted(builder: Builder, value: int, like: int) -> int:
-    """The same for a value of another tile."""
-    tile = builder.tile(value)
-    labels = letters(len(tile))
-    terms = [(value, labels), (builder.view(like, 0, (), ()), "")]
-    return builder.pointwise("first", terms, labels, dict(zip(labels, tile, strict=True)))
-
-
 # ---- Cotangents ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Cotangent:
+    """A value that counts once for every element along the batch axes ``times``."""
+
+    value: int
+    times: frozenset[int] = frozenset()
 
 
 def transpose(
@@ -210,14 +215,14 @@ def transpose(
         if all(value in numbers for value in operation.operands):
             numbers[number] = builder.copy(operation, numbers)
 
-    pending: dict[int, list[int]] = {}
+    pending: dict[int, list[_Cotangent]] = {}
     for position, (out, has_cotangent) in enumerate(zip(program.outputs, cotangents, strict=True)):
         if has_cotangent:
-            cotangent = builder.input(Input(out.batch, program.tiles[out.value], program.dtype))
-            arguments[cotangent] = len(linear) + position
-            pending.setdefault(out.value, []).append(cotangent)
+            given = builder.input(Input(out.batch, program.tiles[out.value], program.dtype))
+            arguments[given] = len(linear) + position
+            pending.setdefault(out.value, []).append(_Cotangent(given))
 
-    gathered: dict[int, list[tuple[int, Gather]]] = {}
+    gathered: dict[int, list[tuple[_Cotangent, Gather]]] = {}
     first = len(program.inputs)
     for number in reversed(range(first, first + len(program.operations))):
         if number in numbers or number not in pending:
@@ -228,42 +233,43 @@ def transpose(
                 if operation.vector not in numbers:
                     gathered.setdefault(operation.vector, []).append((cotangent, operation))
                 continue
-            for value, part in _cotangents(builder, operation, cotangent, numbers, program.tiles):
-                missing = program.batch[number] - program.batch[value] - builder.batch(part)
-                if missing and isinstance(operation, Map | Place):
-                    # Terms with different batch axes are added: this one counts once per element.
-                    like = next((n for n in numbers.values() if builder.batch(n) >= missing), None)
-                    if like is None:
-                        return None
-                    part = _counted(builder, part, like)
-                pending.setdefault(value, []).append(part)
-    outputs: list[list[tuple[Output, Scattered | None]]] = []
+            found = _cotangents(builder, operation, cotangent.value, numbers, program.tiles)
+            for value, part in found:
+                times = cotangent.times
+                if isinstance(operation, Map | Place):
+                    # Terms with different batch axes are added: each counts once per element.
+                    missing = program.batch[number] - program.batch[value]
+                    times |= missing - builder.batch(part)
+                pending.setdefault(value, []).append(_Cotangent(part, times))
+    results: list[list[tuple[Output, Part]]] = []
     for number, is_linear in zip(names, linear, strict=True):
         if not is_linear:
             continue
-        parts: list[tuple[Output, Scattered | None]] = []
+        parts: list[tuple[Output, Part]] = []
         own = program.inputs[number].batch
         for total in _sums(builder, pending.get(number, ()), frozenset(own)):
-            parts.append((Output(total, own), None))
+            parts.append((Output(total.value, own), Part(0, None, total.times)))
         for cotangent, gather in gathered.get(number, ()):
             axes = program.inputs[gather.index].batch
             if set(axes) & set(own):
                 return None
             scattered = Scattered(gather.places, len(own))
-            parts.append((Output(cotangent, own + axes), scattered))
-        outputs.append(parts)
-    return _derived(builder, outputs, arguments)
+            where = Part(0, scattered, cotangent.times)
+            parts.append((Output(cotangent.value, own + axes), where))
+        results.append(parts)
+    return _derived(builder, results, arguments)
 
 
-def _sums(builder: Builder, parts: Sequence[int], own: frozenset[int]) -> list[int]:
+def _sums(builder: Builder, parts: Sequence[_Cotangent], own: frozenset[int]) -> list[_Cotangent]:
     """The sums of those parts that are to be summed over the same batch axes.
 
     A part that does not depend on the elements, added to one that does, would count once for each.
     """
-    found: dict[frozenset[int], list[int]] = {}
+    found: dict[tuple[frozenset[int], frozenset[int]], list[int]] = {}
     for part in parts:
-        found.setdefault(builder.batch(part) - own, []).append(part)
-    return [builder.sum(x) for x in found.values()]
+        key = builder.batch(part.value) - own, part.times
+        found.setdefault(key, []).append(part.value)
+    return [_Cotangent(builder.sum(x), times) for (_, times), x in found.items()]
 
 
 def _cotangents(
@@ -377,7 +383,7 @@ def _with_primals(
 
 def _derived(
     builder: Builder,
-    results: Sequence[Sequence[tuple[Output, Scattered | None]]],
+    results: Sequence[Sequence[tuple[Output, Part]]],
     arguments: dict[int, int],
 ) -> Derived | None:
     present = [out for parts in results for out, _ in parts]
@@ -388,6 +394,6 @@ def _derived(
     return Derived(
         built.program,
         tuple(arguments[n] for n in built.inputs if n in arguments),
-        tuple(tuple(Part(next(order), scattered) for _, scattered in parts) for parts in results),
+        tuple(tuple(replace(part, position=next(order)) for _, part in parts) for parts in results),
         built.lost,
     )

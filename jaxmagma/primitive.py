@@ -7,6 +7,7 @@ below the partitioning; nothing differentiates or batches it.
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -82,7 +83,9 @@ def _jvp(
         function = functools.partial(reference.evaluate, program)
         _, dots = jax.jvp(lambda *xs: tuple(function(*xs)), tuple(primals), tuple(whole))
         return results, list(dots)
-    dots = _apply_derived(derived, [*primals, *tangents], [jnp.shape(x) for x in results])
+    extents = program.batch_extents([jnp.shape(x) for x in primals])
+    shapes = [jnp.shape(x) for x in results]
+    dots = _apply_derived(derived, [*primals, *tangents], shapes, extents)
     return results, [
         ad.Zero(jax.typeof(x).to_tangent_aval()) if dot is None else dot
         for x, dot in zip(results, dots, strict=True)
@@ -102,7 +105,9 @@ def _transpose(
     if derived is None:
         found = iter(_transpose_plainly(program, arguments, cotangents))
     else:
-        found = iter(_apply_derived(derived, [*arguments, *cotangents], shapes))
+        whole = [x.aval.shape if ad.is_undefined_primal(x) else jnp.shape(x) for x in arguments]
+        extents = program.batch_extents(whole)
+        found = iter(_apply_derived(derived, [*arguments, *cotangents], shapes, extents))
     return [next(found) if is_linear else None for is_linear in linear]
 
 
@@ -125,15 +130,20 @@ def _transpose_plainly(
 
 
 def _apply_derived(
-    derived: calculus.Derived, arrays: Sequence[Any], shapes: Sequence[tuple[int, ...]]
+    derived: calculus.Derived,
+    arrays: Sequence[Any],
+    shapes: Sequence[tuple[int, ...]],
+    extents: Sequence[int],
 ) -> list[Any | None]:
-    """Applies a derived program, and broadcasts over the batch axes it no longer has."""
+    """Applies a derived program, and broadcasts or counts along batch axes it no longer has."""
     values = apply(derived.program, *(arrays[n] for n in derived.arguments))
     results: list[Any | None] = []
     for parts, shape in zip(derived.results, shapes, strict=True):
         total = None
         for part in parts:
             value = jnp.expand_dims(values[part.position], derived.lost[part.position])
+            if part.times:
+                value = value * math.prod(extents[axis] for axis in part.times)
             if part.scattered is None:
                 value = jnp.broadcast_to(value, shape)
             else:

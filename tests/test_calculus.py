@@ -1,5 +1,6 @@
 """The calculus of programs against JAX's own differentiation of what the programs mean."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,7 +46,7 @@ def scattered(values: jax.Array, where: Scattered, shape: tuple[int, ...]) -> ja
 def results_of(
     derived: Derived, arrays: Sequence[Any], shapes: Sequence[tuple[int, ...]]
 ) -> tuple[jax.Array, ...]:
-    """What a derived program stands for: zeros and lost batch axes put back."""
+    """What a derived program stands for: zeros and lost batch axes put back, elements counted."""
 
     def evaluate(*arrays: Any) -> tuple[jax.Array, ...]:
         found = reference.evaluate(derived.program, *(arrays[n] for n in derived.arguments))
@@ -54,6 +55,7 @@ def results_of(
             total = jnp.zeros(shape)
             for part in parts:
                 value = jnp.expand_dims(found[part.position], derived.lost[part.position])
+                value = value * math.prod(EXTENTS[axis] for axis in part.times)
                 if part.scattered is not None:
                     value = scattered(value, part.scattered, shape)
                 total = total + jnp.broadcast_to(value, shape)
@@ -340,12 +342,27 @@ def test_transpose_of_such_a_sum(getkey: GetKey) -> None:
     assert_transpose_is_right(sum_across_batches(), [True, False], getkey)
 
 
-def test_transpose_of_such_a_sum_that_is_summed_is_no_program() -> None:
-    """Nothing says how many elements there are but what is transposed."""
+def test_transpose_of_such_a_sum_that_is_summed_counts_the_elements(getkey: GetKey) -> None:
+    """Nothing says how many there are but what is transposed; the derived program has none."""
     builder = Builder(1)
     a, c = builder.input(Input((), (3,), F64)), builder.input(Input((0,), (3,), F64))
-    program = builder.build([Output(builder.map("add", a, c), ())]).program
-    assert calculus.transpose(program, [True, True], [True]) is None
+    value = builder.map("mul", builder.constant(np.arange(3.0)), builder.map("add", a, c))
+    program = builder.build([Output(builder.map("sub", value, a), ())]).program
+    derived = calculus.transpose(program, [True, True], [True])
+    assert derived is not None and derived.program.batch_rank == 0
+    assert_transpose_is_right(program, [True, True], getkey)
+    assert_transpose_is_right(program, [True, False], getkey)
+
+
+def test_transpose_of_sums_over_some_of_several_batch_axes(getkey: GetKey) -> None:
+    builder = Builder(3)
+    batches: list[tuple[int, ...]] = [(), (0,), (1, 2), (2, 0)]
+    numbers = [builder.input(Input(batch, (2,), F64)) for batch in batches]
+    for kept in ((), (1,), (0, 2), (2, 1, 0)):
+        stack = builder.stack([builder.sum(numbers[:3]), builder.sum(numbers[1:])], 0)
+        program = builder.build([Output(stack, kept), Output(numbers[2], (1,))]).program
+        assert_transpose_is_right(program, [True] * 4, getkey)
+        assert_transpose_is_right(program, [False, True, True, False], getkey)
 
 
 def test_such_a_sum_means_a_broadcast(getkey: GetKey) -> None:
