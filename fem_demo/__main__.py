@@ -19,6 +19,7 @@ from fem_demo.arguments import (
 from fem_demo.checkpoint import load_checkpoint, save_checkpoint
 from fem_demo.errors import velocity_errors
 from fem_demo.machine import machine
+from fem_demo.mesh import coarse_mesh
 from fem_demo.picture import Plane, save_picture
 from fem_demo.progress import progress_bar
 from fem_demo.rates import Rates, rates, table
@@ -105,6 +106,8 @@ def _run(arguments: Namespace) -> None:
     configuration = _configuration(arguments)
     _check_outputs(arguments, configuration.dim)
     plane = None if arguments.cut is None else Plane.parse(arguments.cut)
+    if plane is not None:
+        plane.check(coarse_mesh(str(configuration.mesh)))
     _choose_platform(arguments.platform)
     jax.config.update("jax_enable_x64", True)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from fem_demo.cut import cut
+from fem_demo.mesh import BoxMesh
 from fem_demo.sampling import Samples, sample
 from fem_demo.simulation import Observation, Simulation
 
@@ -59,6 +60,12 @@ class Plane(NamedTuple):
         if name not in ("x", "y", "z") or not equals or not np.isfinite(value):
             raise ValueError(f"a cut is an axis and a number, as in z=0.5, not {text!r}")
         return Plane("xyz".index(name), value)
+
+    def check(self, mesh: BoxMesh) -> None:
+        """The walls do not move, so a plane that misses the box at first misses it at any time."""
+        low, high = mesh.planes[self.axis][0], mesh.planes[self.axis][-1]
+        if not low <= self.value <= high:
+            raise ValueError(f"the cut {self} misses mesh {mesh.name}, from {low:g} to {high:g}")
 
     def __str__(self) -> str:
         return f"{'xyz'[self.axis]} = {self.value:g}"

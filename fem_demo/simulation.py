@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +28,8 @@ from fem_demo.problems import Setting, find_problem
 
 ASSEMBLIES = ("partial", "full")
 MAX_ORDER = 8
-SECONDS_PER_CHUNK = 0.2
+MAX_UNKNOWNS = 2**31 - 1  # their numbers have 32 bits
+SECONDS_PER_CHUNK = 0.5  # starting the compiled loop costs some milliseconds
 SHRINK = 0.85  # of dt, when a step turns out to be longer than a stable one
 GROW = 1.02  # of dt, when the stable one is longer by more than MARGIN
 MARGIN = 1.25
@@ -84,12 +86,20 @@ class Configuration:
             known = " or ".join(map(str, problem.settings))
             raise ValueError(f"problem {problem.name} has dimension {known}, not {dim}")
         setting: Setting = problem.settings[dim]
+        mesh = mesh or coarse_mesh(setting.mesh)
+        refine = setting.refine if self.refine is None else self.refine
+        per_cell = 2 ** min(refine, 31) * self.order
+        if dim * prod(cells * per_cell + 1 for cells in mesh.cells) > MAX_UNKNOWNS:
+            raise ValueError(
+                f"refine {refine} makes more than {MAX_UNKNOWNS:,} velocity unknowns "
+                f"on mesh {mesh.name}"
+            )
         return replace(
             self,
             dim=dim,
-            mesh=mesh.name if mesh else setting.mesh,
+            mesh=mesh.name,
             assembly="full" if dim == 1 else self.assembly,
-            refine=setting.refine if self.refine is None else self.refine,
+            refine=refine,
             t_final=setting.t_final if self.t_final is None else self.t_final,
         )
 
@@ -305,7 +315,7 @@ class Simulation:
     ) -> Observation:
         """Runs to the end and returns the last observation; ``report`` sees those on the way.
 
-        Without a number of attempts between them, the reports come several times per second.
+        Without a number of attempts between them, the reports come twice per second.
         ``wall_s`` is the time of the loop, without compilation, reports and stops.
         """
         self.compile()
@@ -331,8 +341,7 @@ class Simulation:
                     stop.action()
                     due[i] = stop.next(now.step, now.t)
             if attempts_between_reports is None:
-                fitting = int(SECONDS_PER_CHUNK * made / max(seconds, 1e-9))
-                attempts = max(1, min(4 * attempts, fitting))
+                attempts = max(1, int(SECONDS_PER_CHUNK * made / max(seconds, 1e-9)))
         return now
 
     def energy_change(self) -> float:

@@ -15,7 +15,7 @@ tolerance; they agree to 1e-10, where round-off is smaller than that.
 import sys
 import time
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import quantiles
 
 import jax
 import numpy as np
@@ -28,7 +28,7 @@ from fem_demo.simulation import Configuration, Simulation
 
 TIGHT_TOLERANCE = 1e-10
 PRINTED_TOLERANCE = 1e-10
-ROUNDS = 5
+PAIRS = 12
 
 
 @dataclass(frozen=True)
@@ -213,26 +213,33 @@ def run_row(number: int, tight: bool) -> Outcome:
 
 
 def progress_bar_cost(number: int, tight: bool) -> str:
-    """Runs of a row without and with the progress bar, alternately, and their medians.
+    """Pairs of runs of a row, with and without the progress bar, and the ratios of their times.
 
-    Without it the whole run is one call of the compiled loop.
+    Without it the whole run is one call of the compiled loop.  On a CPU it is processor time, which
+    depends less on what else the machine does.
     """
-    seconds: dict[bool, list[float]] = {False: [], True: []}
-    for _ in range(ROUNDS):
-        for shown in seconds:
-            simulation = _simulation(number, tight)
-            simulation.compile()
-            began = time.perf_counter()
+    clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
+
+    def seconds(shown: bool) -> float:
+        simulation = _simulation(number, tight)
+        simulation.compile()
+        with progress_bar(simulation) as report:
+            began = clock()
             if shown:
-                with progress_bar(simulation) as report:
-                    simulation.run(report)
+                simulation.run(report)
             else:
                 simulation.run(attempts_between_reports=np.iinfo(np.int64).max)
-            seconds[shown].append(time.perf_counter() - began)
-    without, with_it = (median(seconds[shown]) for shown in (False, True))
+            return clock() - began
+
+    ratios = []
+    for pair in range(PAIRS):
+        first = pair % 2 == 0  # each of them comes first in half of the pairs
+        times = {shown: seconds(shown) for shown in (first, not first)}
+        ratios.append(times[True] / times[False] - 1)
+    low, middle, high = quantiles(ratios, n=4)
     return (
-        f"row {number}: {without:.3f} s without the progress bar, {with_it:.3f} s with it "
-        f"({with_it / without - 1:+.2%}), medians of {ROUNDS} runs each"
+        f"row {number}: {middle:+.2%} with the progress bar, median of {PAIRS} pairs of runs "
+        f"(quartiles {low:+.2%} and {high:+.2%})"
     )
 
 

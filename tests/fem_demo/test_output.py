@@ -200,6 +200,8 @@ def test_every_point_is_listed_once(dim: int, order: int) -> None:
         (["--assembly", "none"], "unknown assembly 'none'"),
         (["--dim", "3", "--cut", "w=1"], "a cut is an axis and a number, as in z=0.5, not 'w=1'"),
         (["--dim", "3", "--cut", "z"], "a cut is an axis and a number"),
+        (["--dim", "3", "--cut", "z=9"], "the cut z = 9 misses mesh cube01_hex, from 0 to 1"),
+        (["--refine", "30"], "refine 30 makes more than 2,147,483,647 velocity unknowns"),
         (["--dim", "2", "--cut", "z=0.5"], "--cut needs three dimensions"),
         (["--dim", "1", "--animate"], "--animate needs two or three dimensions"),
         (["--frobnicate"], "unrecognized arguments: --frobnicate"),
@@ -242,6 +244,6 @@ def test_verify_prints_a_record(capsys: pytest.CaptureFixture[str]) -> None:
 def test_verify_measures_the_progress_bar(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify, "ROUNDS", 1)
+    monkeypatch.setattr(verify, "PAIRS", 2)
     assert verify.main(["10", "--bar-cost"]) == 0
-    assert re.search(r"^row 10: .* without the progress bar, .*%", capsys.readouterr().out, re.M)
+    assert re.search(r"^row 10: .*% with the progress bar, .*%", capsys.readouterr().out, re.M)
