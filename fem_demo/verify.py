@@ -15,20 +15,19 @@ tolerance; they agree to 1e-10, where round-off is smaller than that.
 import sys
 import time
 from dataclasses import dataclass, replace
-from statistics import quantiles
+from statistics import median
 
 import jax
-import numpy as np
 
 from fem_demo.arguments import OneLineParser
 from fem_demo.machine import machine
 from fem_demo.progress import progress_bar
-from fem_demo.simulation import Configuration, Simulation
+from fem_demo.simulation import Configuration, Observation, Simulation
 
 
 TIGHT_TOLERANCE = 1e-10
 PRINTED_TOLERANCE = 1e-10
-PAIRS = 12
+ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -213,33 +212,36 @@ def run_row(number: int, tight: bool) -> Outcome:
 
 
 def progress_bar_cost(number: int, tight: bool) -> str:
-    """Pairs of runs of a row, with and without the progress bar, and the ratios of their times.
+    """How much of a run is not the compiled loop: looking at the state, drawing, starting again.
 
-    Without it the whole run is one call of the compiled loop.  On a CPU it is processor time, which
-    depends less on what else the machine does.
+    That is summed up within the run: the difference of two runs is no better than the machine is
+    steady.  Starting the loop is timed by itself, on no steps.
     """
-    clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
-
-    def seconds(shown: bool) -> float:
+    shares = []
+    for _ in range(ROUNDS):
         simulation = _simulation(number, tight)
         simulation.compile()
+        starts = 0
         with progress_bar(simulation) as report:
-            began = clock()
-            if shown:
-                simulation.run(report)
-            else:
-                simulation.run(attempts_between_reports=np.iinfo(np.int64).max)
-            return clock() - began
 
-    ratios = []
-    for pair in range(PAIRS):
-        first = pair % 2 == 0  # each of them comes first in half of the pairs
-        times = {shown: seconds(shown) for shown in (first, not first)}
-        ratios.append(times[True] / times[False] - 1)
-    low, middle, high = quantiles(ratios, n=4)
+            def count(now: Observation) -> None:
+                nonlocal starts
+                starts += 1
+                report(now)
+
+            began = time.perf_counter()
+            simulation.run(count)
+            whole = time.perf_counter() - began
+        starting = []
+        for _ in range(20):
+            began = time.perf_counter()
+            simulation.compile()  # it is compiled: this only starts it
+            starting.append(time.perf_counter() - began)
+        bar = whole - simulation.wall_s + starts * median(starting)
+        shares.append(bar / whole)
     return (
-        f"row {number}: {middle:+.2%} with the progress bar, median of {PAIRS} pairs of runs "
-        f"(quartiles {low:+.2%} and {high:+.2%})"
+        f"row {number}: {starts} times of the progress bar are {median(shares):.2%} of "
+        f"{whole:.1f} s (median of {ROUNDS} runs, {min(shares):.2%} to {max(shares):.2%})"
     )
 
 
@@ -250,7 +252,7 @@ def main(argv: list[str] | None = None) -> int:
     add = parser.add_argument
     add("rows", nargs="*", type=int, metavar="ROW", help=f"1 to {len(ROWS)} (default: all)")
     add("--tight", action="store_true", help="solves to round-off")
-    add("--bar-cost", action="store_true", help="time the rows with and without progress bar")
+    add("--bar-cost", action="store_true", help="what the progress bar costs in the rows")
     arguments = parser.parse_args(argv)
     rows = arguments.rows or list(ROWS)
     for number in rows:
