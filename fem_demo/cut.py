@@ -60,8 +60,11 @@ def cut(position: np.ndarray, fields: dict[str, np.ndarray], normal: int, value:
 
     ``position`` is ``(3, e, p, p, p)`` and each field ``(e, p, p, p)``, points as (z, y, x).
     """
+    # A plane that faces of elements lie in, but for the noise of the solves, is moved off them.
     low, high = position[normal].min(), position[normal].max()
-    margin = 1e-9 * (high - low)  # a plane on the boundary is moved inside
+    margin = 1e-6 * (high - low)
+    if np.abs(position[normal] - value).min() < margin:
+        value += 2 * margin
     value = float(np.clip(value, low + margin, high - margin))
     heights = position[normal] - value  # (e, p, p, p)
     flat = heights.reshape(len(heights), -1)

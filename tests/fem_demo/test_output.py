@@ -95,7 +95,7 @@ def test_a_section_of_a_sheared_box_has_its_area_and_its_fields() -> None:
     z, y, x = np.meshgrid(line, line, line, indexing="ij")
     position = np.stack([np.stack([(x + e) / 2 + z / 2, y, z]) for e in (0, 1)], axis=1)
     fields = {"linear": position[0] + 2 * position[1]}
-    for axis, value, area in ((2, 0.3, 1.0), (1, 0.5, 1.0), (0, 0.25, 0.5), (0, 0.75, 1.0)):
+    for axis, value, area in ((2, 0.3, 1.0), (1, 0.55, 1.0), (0, 0.26, 0.52), (0, 0.76, 1.0)):
         section = cut(position, fields, axis, value)
         corners = section.page[:, section.triangles]  # (2, t, 3)
         (ax, bx), (ay, by) = corners[:, :, 1:].transpose(0, 2, 1) - corners[:, None, :, 0]
@@ -107,6 +107,19 @@ def test_a_section_of_a_sheared_box_has_its_area_and_its_fields() -> None:
         # The outline is drawn once and the face between the elements twice.
         length = np.sqrt(((section.edges[:, 1] - section.edges[:, 0]) ** 2).sum(axis=1)).sum()
         assert length >= 2 * area + 2 * area**0.5
+
+
+def test_a_section_along_noisy_faces_shows_the_elements_and_not_the_noise() -> None:
+    """Two cubes, one on the other, cut where they meet."""
+    line = np.linspace(0, 1, 5)
+    z, y, x = np.meshgrid(line, line, line, indexing="ij")
+    position = np.stack([np.stack([x, y, z + e]) for e in (0, 1)], axis=1)
+    position += 1e-9 * np.random.default_rng(0).standard_normal(position.shape)
+    section = cut(position, {}, 2, 1.0)
+    length = np.sqrt(((section.edges[:, 1] - section.edges[:, 0]) ** 2).sum(axis=1)).sum()
+    assert length == pytest.approx(4, rel=1e-6)  # the outline of one of them
+    assert section.page.min() > -1e-6
+    assert section.page.max() < 1 + 1e-6
 
 
 def test_picture_of_a_section(tmp_path: Path) -> None:
