@@ -73,26 +73,22 @@ class Hydrodynamics:
         return self.element.dim
 
 
-def _fused(hydro: Hydrodynamics, operator: Callable[..., Any], arguments: str, results: str) -> Any:
+def _fused(hydro: Hydrodynamics, operator: Callable[..., Any], arguments: str, results: Any) -> Any:
     """An operator of one element, as one of all of them.
 
-    ``arguments`` and ``results`` have a letter for each array: ``v`` is a global vector field,
-    ``(dim, nodes)``, which an element reads its part of, or adds its part to; ``e`` has the axis of
-    the elements first.
+    ``arguments`` has a letter for each array: ``v`` is a global vector field, ``(dim, nodes)``,
+    which an element reads its part of; ``e`` has the axis of the elements first.  ``results`` is
+    such a letter, or a tuple of them; to a global field an element adds its part.
     """
     in_axis = {"v": hydro.numbering.gather, "e": 0}
     out_axis = {"v": hydro.numbering.scatter, "e": 0}
-    out_axes = tuple(out_axis[kind] for kind in results)
     in_axes = tuple(in_axis[kind] for kind in arguments)
-    apply = jm.fuse(operator, in_axes, out_axes if len(results) > 1 else out_axes[0])
-
-    def shaped(kind: str, field: Any) -> Any:
-        return field.reshape(hydro.dim, -1) if kind == "v" else field
+    apply = jm.fuse(operator, in_axes, jax.tree.map(out_axis.get, results))
 
     def of_all(*fields: Any) -> Any:
-        flat = [x.ravel() if kind == "v" else x for x, kind in zip(fields, arguments, strict=True)]
+        flat = [x.ravel() if k == "v" else x for k, x in zip(arguments, fields, strict=True)]
         made = apply(*flat)
-        return tuple(map(shaped, results, made)) if len(results) > 1 else shaped(results, made)
+        return jax.tree.map(lambda k, x: x.reshape(hydro.dim, -1) if k == "v" else x, results, made)
 
     return of_all
 
@@ -126,7 +122,7 @@ def point_data(hydro: Hydrodynamics, state: State) -> PointData:
         return response.stress, response.inverse_time_step, heat
 
     mass, gamma, inverse_jacobian, _ = hydro.material
-    update_all = _fused(hydro, update, "vveeee", "eee")
+    update_all = _fused(hydro, update, "vveeee", "e")
     stress, inverse_time_step, heat = update_all(*state, mass, gamma, inverse_jacobian)
     # The step size controls the computation and is no part of the solution: no derivatives.
     stable = lax.stop_gradient(jnp.max(inverse_time_step))
@@ -225,7 +221,7 @@ def both_rhs(
     def both(stress: jax.Array, v: jax.Array, *heat: jax.Array) -> tuple[jax.Array, jax.Array]:
         return operators.force(element, stress), _work(element, stress, v, *heat)
 
-    both_of_all = _fused(hydro, both, "ev" + "e" * len(heat), "ve")
+    both_of_all = _fused(hydro, both, "ev" + "e" * len(heat), ("v", "e"))
     force, work = both_of_all(points.stress, velocity, *heat)
     return _with_gravity(hydro, force), work
 
@@ -244,6 +240,5 @@ def energies(hydro: Hydrodynamics, state: State) -> Energies:
         v = operators.evaluate(operators.node_tables(element), v)
         return jnp.sum(mass * at_points), 0.5 * jnp.sum(mass[None] * v * v)
 
-    of_elements = _fused(hydro, of_element, "eev", "ee")
-    internal, kinetic = of_elements(hydro.material.mass, state.e, state.v)
+    internal, kinetic = _fused(hydro, of_element, "eev", "e")(hydro.material.mass, state.e, state.v)
     return Energies(jnp.sum(internal), jnp.sum(kinetic))
