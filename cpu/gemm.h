@@ -63,7 +63,10 @@ struct TileProduct {
     }
   }
 
-  static void Run(const Step& s, T* scratch, int64_t plane) {
+  // Calls `between(work)` after each share of the step's work.
+  template <typename Between>
+  static void Run(const Step& s, T* scratch, int64_t plane, const Between& between) {
+    const int64_t value_work = s.work / (int64_t{s.rows} * s.columns);
     EvenParts<kSide>(s.rows, [&](int64_t row, int64_t rows) {
       EvenParts<kSide>(s.columns, [&](int64_t column, int64_t columns) {
         WithConstant<kSide>(rows, [&](auto r) {
@@ -73,6 +76,7 @@ struct TileProduct {
                                 s.out_column + column, plane);
           });
         });
+        between(value_work * rows * columns);
       });
     });
   }

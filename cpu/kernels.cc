@@ -36,7 +36,8 @@ struct Machine {
   }
 
   template <bool kMultiply>
-  static void LoadRows(const Step& s, Rows rows, T* staged, T* scratch, int64_t plane) {
+  [[gnu::noinline]] static void LoadRows(const Step& s, Rows rows, T* staged, T* scratch,
+                                         int64_t plane) {
     T* out = scratch + s.out;
     const T* right = scratch + s.right;
     for (int64_t lane = 0; lane < plane; lane += W, out += W, right += W) {
@@ -77,7 +78,8 @@ struct Machine {
 
   // Rows of sums over elements stay in the type of the arithmetic.
   template <bool kNarrow>
-  static void StoreRows(const Step& s, const T* from, Rows rows, T* staged, int64_t plane) {
+  [[gnu::noinline]] static void StoreRows(const Step& s, const T* from, Rows rows, T* staged,
+                                          int64_t plane) {
     for (int64_t lane = 0; lane < plane; lane += W, from += W) {
       T* row[W];
       if constexpr (kNarrow) {
@@ -85,7 +87,7 @@ struct Machine {
       } else {
         RowPointers(rows, lane, row);
       }
-      ForPieces<kPiece<T>, kPlanes>(0, s.count, [&](auto piece, int64_t column) {
+      ForPieces<kStoredPiece<T>, kPlanes>(0, s.count, [&](auto piece, int64_t column) {
         constexpr int C = piece;
         Lanes<T> x[C];
 #pragma GCC unroll 16
@@ -100,37 +102,24 @@ struct Machine {
     }
   }
 
-  // Whether the rows of a vector of elements are one after the other.
-  static bool InOneRun(const Step& s, const Rows& rows, int64_t lane) {
-    const int64_t* offset = rows.offsets + lane;
+  // Whether the rows of all elements of the block are one after the other.
+  static bool InOneRun(const Step& s, const Rows& rows, int64_t plane) {
     bool one = true;
-    for (int64_t j = 1; j < W; ++j) {
-      one &= offset[j] == offset[0] + j * s.count * static_cast<int64_t>(sizeof(T));
+    for (int64_t j = 1; j < plane; ++j) {
+      one &= rows.offsets[j] == rows.offsets[0] + j * s.count * static_cast<int64_t>(sizeof(T));
     }
     return one;
   }
 
-  // As StoreRows, past the caches.
-  static void StreamRows(const Step& s, const T* from, Rows rows, T* staged, int64_t plane) {
-    for (int64_t lane = 0; lane < plane; lane += W, from += W) {
-      T* to = reinterpret_cast<T*>(rows.base + rows.offsets[lane]);
-      const bool stream = InOneRun(s, rows, lane);
-      T* row[W];
-      if (stream) {
-        T* const first = LikeInLine(staged, to);
-        for (int j = 0; j < W; ++j) row[j] = first + j * s.count;
-      } else {
-        RowPointers(rows, lane, row);
-      }
-      ForPieces<kPiece<T>, kPlanes>(0, s.count, [&](auto piece, int64_t column) {
-        constexpr int C = piece;
-        Lanes<T> x[C];
-#pragma GCC unroll 16
-        for (int c = 0; c < C; ++c) x[c] = LoadLanes(from + (column + c) * plane);
-        StoreColumns<T, C>(row, column, x);
-      });
-      if (stream) Stream(row[0], to, W * s.count);
-    }
+  // As StoreRows, past the caches and later: the memory writes while the next block is computed.
+  static void StageRows(const Step& s, const T* from, const Rows& rows, T* staged, int64_t plane,
+                        Lines& late) {
+    Send(late, late.count);
+    T* const to = reinterpret_cast<T*>(rows.base + rows.offsets[0]);
+    T* const first = LikeInLine(staged, to);
+    const Rows stage{reinterpret_cast<uintptr_t>(first) - rows.offsets[0], rows.offsets};
+    StoreRows<false>(s, from, stage, staged, plane);
+    late = CopyEnds(first, to, plane * s.count);
   }
 
   static void StoreOutput(const Step& s, const T* from, const Block& block, int64_t plane) {
@@ -140,8 +129,11 @@ struct Machine {
     if (rows.offsets && sum) {
       StoreRows<false>(s, from, rows, staged, plane);
     } else if (rows.offsets) {
-      if (!kConverts && block.stream) return StreamRows(s, from, rows, staged, plane);
-      StoreRows<kConverts>(s, from, rows, staged, plane);
+      if (!kConverts && block.stream && InOneRun(s, rows, plane)) {
+        StageRows(s, from, rows, staged, plane, *block.late);
+      } else {
+        StoreRows<kConverts>(s, from, rows, staged, plane);
+      }
     } else if (sum) {
       AddTo(from, s.count * (plane / W), sum);
     }
@@ -232,27 +224,45 @@ struct Machine {
     }
   }
 
-  // ---- the next block ----------------------------------------------------------------------
+  // ---- the blocks before and after ---------------------------------------------------------
 
-  // Asks for what the next block reads a little at a time, between the steps of this one, so that
-  // memory works while the arithmetic does. Hardware prefetchers do not see that far.
-  struct Ahead {
-    const Range* range;
-    int64_t more;  // ranges after this one
-    const char* p;
-    int64_t share;  // lines
+  // Sends what is left of the block before and asks for what the next one reads, a little at a time
+  // between the arithmetic of this one: the queues of memory are short, and who finds them full has
+  // to wait. Hardware prefetchers do not see that far.
+  class Meanwhile {
+   public:
+    Meanwhile(const Block& block, int64_t work)
+        : late_(*block.late),
+          range_(block.ahead),
+          last_(block.ahead + block.ahead_count),
+          p_(block.ahead_count ? range_->begin : nullptr),
+          writes_(kOne * late_.count / work),
+          reads_(kOne * block.ahead_lines / work) {}
 
-    JAXMAGMA_INLINE void Ask() {
-      for (int64_t n = share; n > 0; --n) {
-        if (p >= range->end) {
-          if (more == 0) return;
-          --more;
-          p = (++range)->begin;
-        }
-        __builtin_prefetch(p, 0, 2);
-        p += kCacheLine;
-      }
+    // What is due after so much of the work. Apart, so that the arithmetic keeps its registers.
+    [[gnu::noinline]] void After(int64_t work) {
+      writes_due_ += work * writes_;
+      const int64_t lines = writes_due_ / kOne;
+      writes_due_ %= kOne;
+      Send(late_, lines < late_.count ? lines : late_.count);
+      for (reads_due_ += work * reads_; reads_due_ >= kOne; reads_due_ -= kOne) Ask();
     }
+
+   private:
+    void Ask() {
+      if (range_ == last_) return;
+      __builtin_prefetch(p_, 0, 2);
+      p_ += kCacheLine;
+      if (p_ >= range_->end && ++range_ != last_) p_ = range_->begin;
+    }
+
+    Lines& late_;
+    const Range* range_;
+    const Range* const last_;
+    const char* p_;
+    static constexpr int64_t kOne = 1 << 20;  // a line
+    const int64_t writes_, reads_;            // parts of a line for each unit of work
+    int64_t writes_due_ = 0, reads_due_ = 0;
   };
 
   // ---- the interpreter -------------------------------------------------------------------------
@@ -262,13 +272,11 @@ struct Machine {
     const T* shared = static_cast<const T*>(block.shared);
     const T* panels = static_cast<const T*>(block.panels);
     T* staged = static_cast<T*>(block.staged);
-    Ahead ahead{};
-    if (block.ahead_count) {
-      ahead = {block.ahead, block.ahead_count - 1, block.ahead->begin,
-               (block.ahead_lines + count - 1) / count};
-    }
+    int64_t work = 1;
+    for (const Step* s = steps; s != steps + count; ++s) work += s->work;
+    Meanwhile meanwhile(block, work);
     for (const Step* s = steps; s != steps + count; ++s) {
-      ahead.Ask();
+      const auto between = [&](int64_t done) { meanwhile.After(done); };
       switch (s->kind) {
         case Step::kLoad:
           LoadRows<false>(*s, block.inputs[s->array], staged, scratch, plane);
@@ -283,14 +291,14 @@ struct Machine {
           Spread(*s, shared + s->left, scratch + s->out, plane);
           break;
         case Step::kMatrix:
-          MatrixProduct<T, kComplex>::Run(*s, panels, scratch, plane);
-          break;
+          MatrixProduct<T, kComplex>::Run(*s, panels, scratch, plane, between);
+          continue;
         case Step::kScale:
           Times<true>(*s, shared + s->left, scratch, plane);
           break;
         case Step::kGemm:
-          TileProduct<T, kComplex>::Run(*s, scratch, plane);
-          break;
+          TileProduct<T, kComplex>::Run(*s, scratch, plane, between);
+          continue;
         case Step::kTimes:
           Times<false>(*s, scratch + s->left, scratch, plane);
           break;
@@ -317,6 +325,7 @@ struct Machine {
           if constexpr (!kComplex && !kConverts) DirectProduct<T>::Run(*s, block);
           break;
       }
+      between(s->work);
     }
   }
 };

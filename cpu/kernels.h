@@ -47,6 +47,7 @@ struct Step {
     kExpression,
     kDirect,  // output[row, column] = sum_k input[row, k] * input[k, column], without lanes
   } kind;
+  int64_t work;   // roughly, the cycles it takes
   int32_t array;  // number of an input or output
   int32_t accumulate;
   int64_t count;  // kLoad, kMultiply, kStore: reals of a row. kSpread: values. kZero: reals
@@ -94,12 +95,19 @@ struct Rows {
   const int64_t* offsets;
 };
 
+// Whole lines of the cache on their way to memory.
+struct Lines {
+  const char* from;
+  char* to;
+  int64_t count;
+};
+
 // One block of elements. Null offsets of an output mean that its lanes are added to `sums`,
 // [real][lane], instead.
 struct Block {
   int64_t count;  // elements; lanes from there on are copies of the last one
   void* scratch;
-  void* staged;        // rows of 16-bit operands in 32 bits, or results on their way
+  void* staged;        // rows of 16-bit operands in 32 bits, or results that go past the caches
   void* slots;         // of expressions
   const void* shared;  // the memory all elements share
   const void* panels;  // shared left operands, packed
@@ -107,6 +115,7 @@ struct Block {
   const Rows* outputs;
   void* const* sums;
   bool stream;  // results go past the caches
+  Lines* late;  // those that are still staged; the next block sends them
   const Range* ahead;
   int64_t ahead_count;
   int64_t ahead_lines;  // in all ranges together
@@ -126,7 +135,7 @@ struct Kernels {
   void (*map[6])(int32_t function, const void* a, const void* b, const void* c, void* out);
   // Follows the last block with `stream` before another thread may read results. It is too slow to
   // follow each.
-  void (*finish_streams)();
+  void (*finish_streams)(Lines& late);
 };
 
 #define JAXMAGMA_DECLARE_KERNELS(isa) \

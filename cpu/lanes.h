@@ -157,8 +157,12 @@ JAXMAGMA_INLINE void ForPieces(int64_t column, int64_t count, const Body& body) 
   if constexpr (C > kLeast) ForPieces<C / 2, kLeast>(column, count, body);
 }
 
-// The widest piece: what is loaded in half vectors needs one exchange less.
+// The widest pieces. What is loaded in half vectors needs one exchange less. What is stored in
+// whole ones crosses fewer lines of the cache and writes each once: rows that are a multiple of 4
+// KiB apart push each other's lines out before the other half comes.
 template <typename T>
 constexpr int kPiece = kLanes<T> > 2 ? kLanes<T> / 2 : 2;
+template <typename T>
+constexpr int kStoredPiece = kLanes<T> > 8 ? 8 : kLanes<T>;
 
 }  // namespace jaxmagma::JAXMAGMA_ISA

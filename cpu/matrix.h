@@ -94,7 +94,11 @@ struct MatrixProduct {
     }
   }
 
-  static void Run(const Step& s, const T* panels, T* scratch, int64_t plane) {
+  // Calls `between(work)` after each share of the step's work.
+  template <typename Between>
+  static void Run(const Step& s, const T* panels, T* scratch, int64_t plane,
+                  const Between& between) {
+    const int64_t value_work = s.work / (int64_t{s.pairs} * s.rows * s.columns);
     for (int64_t pair = 0; pair < s.pairs; ++pair) {
       const T* panel = panels + s.left + s.left_pair[pair];
       const T* right = scratch + s.right + s.right_pair[pair];
@@ -108,6 +112,7 @@ struct MatrixProduct {
           WithConstant<kRows>(rows, [&](auto constant) {
             RowBlock<constant>(s, left, right, out, out_row, first, last, plane);
           });
+          between(value_work * rows * (last - first));
           left += rows * s.inner * kPlanes;
           out_row += rows;
         }

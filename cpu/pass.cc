@@ -182,17 +182,26 @@ class Pass::Worker {
     }
   }
 
-  void operator()(int64_t chunk) {
+  // `next` is the chunk that will follow, if there is one.
+  void operator()(int64_t chunk, int64_t next) {
     begin_ = chunk * pass_.chunk_;
     end_ = std::min(begin_ + pass_.chunk_, pass_.elements_);
-    Find(begin_, now_);
-    while (now_.count > 0) {
-      Find(now_.first + now_.count, next_);
+    if (chunk != found_) Find(begin_, end_, now_);
+    found_ = next;
+    for (bool last = false; !last;) {
+      const int64_t after = now_.first + now_.count;
+      last = after == end_;
+      if (last) {
+        const int64_t begin = std::min(next * pass_.chunk_, pass_.elements_);
+        Find(begin, std::min(begin + pass_.chunk_, pass_.elements_), next_);
+      } else {
+        Find(after, end_, next_);
+      }
       RunBlock();
       std::swap(now_, next_);
     }
     for (size_t o = 0; o < sums_.size(); ++o) FinishSum(o);
-    if (pass_.stream_) pass_.kernels_.finish_streams();
+    if (pass_.stream_ && next >= pass_.chunks_) pass_.kernels_.finish_streams(late_);
   }
 
  private:
@@ -218,8 +227,8 @@ class Pass::Worker {
   }
 
   // The block at `first`: a whole one if the chunk has as many elements left, else one vector.
-  void Find(int64_t first, BlockRows& rows) const {
-    const int64_t left = end_ - first;
+  void Find(int64_t first, int64_t end, BlockRows& rows) const {
+    const int64_t left = end - first;
     const int64_t whole = pass_.whole_.block_elements, vector = pass_.rest_.block_elements;
     const int64_t lanes = left >= whole ? whole : vector;
     pass_.finder_.Find(first, std::min(left, lanes), lanes, rows);
@@ -243,6 +252,7 @@ class Pass::Worker {
     block.outputs = outputs;
     block.sums = lane_sums_.data();
     block.stream = pass_.stream_;
+    block.late = &late_;
     if (pass_.read_ahead_) {
       block.ahead = next_.reads.data();
       block.ahead_count = static_cast<int64_t>(next_.reads.size());
@@ -322,7 +332,9 @@ class Pass::Worker {
   std::vector<Sum> sums_;
   std::vector<void*> lane_sums_;
   int64_t begin_, end_;  // of the chunk
+  int64_t found_ = -1;   // the chunk whose first block is in `now_`
   BlockRows now_, next_;
+  Lines late_{};
 };
 
 void Pass::Run(Helpers& helpers) {

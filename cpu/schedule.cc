@@ -8,8 +8,9 @@
 namespace jaxmagma {
 namespace {
 
-// The columns of a kMatrix step that go through all blocks of rows together read this much.
-constexpr int64_t kChunkBytes = 16 << 10;
+// The columns of a kMatrix step that go through all blocks of rows together read this much: it
+// stays in the nearest cache, and does not take long, because memory is seen to in between.
+constexpr int64_t kChunkBytes = 8 << 10;
 // The slots of an expression should stay in the nearest cache, and each be long enough for fetching
 // an operation to cost little.
 constexpr int64_t kSlotsBytes = 16 << 10;
@@ -133,7 +134,39 @@ class Scheduler {
         Product(instruction, s);
         break;
     }
+    s.work = Work(s);
     schedule_.steps.push_back(s);
+  }
+
+  // Roughly, the cycles that a step takes.
+  int64_t Work(const Step& s) const {
+    const int64_t vectors = elements_ / lanes_;
+    switch (s.kind) {
+      case Step::kMatrix:
+      case Step::kGemm: {
+        const int64_t products = plan_.planes() * plan_.planes();
+        return products * s.pairs * s.rows * s.columns * s.inner;
+      }
+      case Step::kScale:
+      case Step::kTimes:
+        return 2 * s.pairs;
+      case Step::kSum:
+        return int64_t{s.columns} * s.inner;
+      case Step::kZero:
+        return s.count / lanes_;
+      case Step::kExpression:
+        return 2 * s.points * s.micro_count * vectors;
+      case Step::kGather:
+        return 8 * s.rows * s.columns * vectors;
+      case Step::kLoad:
+      case Step::kMultiply:
+      case Step::kStore:
+      case Step::kSpread:
+        return 4 * s.count * vectors;
+      case Step::kDirect:
+        break;
+    }
+    return 1;
   }
 
   static void Direct(const Gemm& gemm, Step& s) {
@@ -278,11 +311,8 @@ class Scheduler {
     s.block_rows = (s.rows + s.blocks - 1) / s.blocks;
     s.full_blocks = s.rows - s.blocks * (s.block_rows - 1);
     const int64_t column_bytes = s.inner * lanes_ * plan_.value_bytes();
-    s.chunk = s.columns;
-    if (s.blocks > 1) {
-      s.chunk = static_cast<int32_t>(std::clamp<int64_t>(kChunkBytes / column_bytes, 4, s.columns));
-      s.chunk = s.chunk > 4 ? s.chunk / 4 * 4 : s.chunk;
-    }
+    s.chunk = static_cast<int32_t>(
+        std::min<int64_t>(std::max<int64_t>(kChunkBytes / column_bytes / 4 * 4, 4), s.columns));
 
     Packing packing{instruction.left, schedule_.panel_values, {}};
     const std::vector<int32_t> pair = Offsets(pairs, &Loop::left, 1);

@@ -29,8 +29,22 @@ JAXMAGMA_INLINE void StreamLanes(T* p, Lanes<T> x) {
 #endif
 }
 
+// Sends the first lines.
+JAXMAGMA_INLINE void Send(Lines& lines, int64_t count) {
+  using T = int64_t;
+  lines.count -= count;
+  for (; count > 0; --count, lines.from += kCacheLine, lines.to += kCacheLine) {
+#pragma GCC unroll 4
+    for (int64_t byte = 0; byte < kCacheLine; byte += kVectorBytes) {
+      StreamLanes(reinterpret_cast<T*>(lines.to + byte),
+                  LoadLanes(reinterpret_cast<const T*>(lines.from + byte)));
+    }
+  }
+}
+
 // Such stores are ordered with no others: this comes before another thread may read them.
-inline void FinishStreams() {
+inline void FinishStreams(Lines& late) {
+  Send(late, late.count);
 #if defined(__SSE2__)
   _mm_sfence();
 #endif
@@ -47,17 +61,16 @@ JAXMAGMA_INLINE T* LikeInLine(T* buffer, const T* to) {
   return buffer + reinterpret_cast<uintptr_t>(to) % kCacheLine / sizeof(T);
 }
 
-// Copies values from a buffer where they are as LikeInLine says.
+// Copies values from a buffer where they are as LikeInLine says, and leaves the whole lines to
+// send.
 template <typename T>
-void Stream(const T* from, T* to, int64_t count) {
+Lines CopyEnds(const T* from, T* to, int64_t count) {
   constexpr int64_t kLine = kCacheLine / sizeof(T);
-  int64_t i = 0;
-  const auto in_line = [&] { return reinterpret_cast<uintptr_t>(to + i) % kCacheLine; };
-  for (; i < count && in_line(); ++i) to[i] = from[i];
-  for (; count - i >= kLine; i += kLine) {
-    for (int64_t v = i; v < i + kLine; v += kLanes<T>) StreamLanes(to + v, LoadLanes(from + v));
-  }
-  for (; i < count; ++i) to[i] = from[i];
+  int64_t first = 0;
+  for (; first < count && !IsLine(to + first); ++first) to[first] = from[first];
+  const int64_t lines = (count - first) / kLine;
+  for (int64_t i = first + lines * kLine; i < count; ++i) to[i] = from[i];
+  return {reinterpret_cast<const char*>(from + first), reinterpret_cast<char*>(to + first), lines};
 }
 
 }  // namespace jaxmagma::JAXMAGMA_ISA

@@ -21,8 +21,8 @@ class Helpers {
 };
 
 // Every thread that takes part calls `make()` once and what it returns with the numbers of chunks,
-// until all are done. The caller takes part and can do all the work by itself, so that this returns
-// even if the helpers are busy for ever.
+// and of the one that will be its next, until all are done. The caller takes part and can do all
+// the work by itself, so that this returns even if the helpers are busy for ever.
 template <typename Make>
 void ForEachChunk(int64_t chunks, Helpers& helpers, const Make& make) {
   // Outlives the call: a helper that comes too late finds no chunk here and touches nothing else.
@@ -42,8 +42,10 @@ void ForEachChunk(int64_t chunks, Helpers& helpers, const Make& make) {
   };
   const auto work = [progress, chunks, report](auto&& worker, int64_t chunk) {
     int64_t done = 0;
-    for (; chunk < chunks; chunk = progress->next.fetch_add(1)) {
-      worker(chunk);
+    while (chunk < chunks) {
+      const int64_t next = progress->next.fetch_add(1);
+      worker(chunk, next);
+      chunk = next;
       ++done;
     }
     report(done, false);
