@@ -255,6 +255,23 @@ def test_large_results_have_the_same_bits(spec: str, n: int, dtype: str) -> None
     assert abs(np.asarray(got, np.complex128) - want).max() < 64 * n * np.finfo(dtype).eps
 
 
+def test_several_large_results() -> None:
+    """The first is on its way past the caches when the second comes, of other and odd size."""
+    rng = np.random.default_rng(0)
+    b, c = random(rng, (3, 5), "float64"), random(rng, (7, 5), "float64")
+    elements = (36 << 20) // (8 * (5 + 3 + 7) * 5) + 5
+    u = np.resize(random(rng, (1021,), "float64"), (elements, 5, 5))
+
+    def both(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.einsum("xa,ab->xb", b, x), jnp.einsum("xa,ab->xb", c, x)
+
+    results = jax.jit(fuse(both))(u)
+    assert sum(x.nbytes for x in results) + u.nbytes > 32 << 20
+    for got, basis in zip(results, (b, c), strict=True):
+        want = np.einsum("xa,eab->exb", basis, u)
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-14)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_is_computed_in_single(dtype: str) -> None:
     """Only operands and results are rounded to 16 bits, sums over elements included."""
