@@ -11,9 +11,9 @@ namespace {
 // The columns of a kMatrix step that go through all blocks of rows together read this much: it
 // stays in the nearest cache, and does not take long, because memory is seen to in between.
 constexpr int64_t kChunkBytes = 8 << 10;
-// The slots of an expression should stay in the nearest cache, and each be long enough for fetching
-// an operation to cost little.
-constexpr int64_t kSlotsBytes = 16 << 10;
+// Each slot of an expression is long enough for fetching an operation to cost little. That is worth
+// more than slots in the nearest cache: they only have to stay in the next one.
+constexpr int64_t kSlotsBytes = 256 << 10;
 constexpr int64_t kMostSlotVectors = 32;
 constexpr int64_t kLeastSlotVectors = 4;
 
