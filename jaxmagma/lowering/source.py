@@ -13,7 +13,7 @@ import numpy as np
 from jaxmagma.lowering import banks
 from jaxmagma.lowering.blocks import Block, Pieces, blocking_of, pieces_of
 from jaxmagma.lowering.sources import Origin, Strided
-from jaxmagma.lowering.sweeps import ALONG, Assembly, Gemm, Move, Stage, Sweep, Value, grouped
+from jaxmagma.lowering.sweeps import ALONG, Assembly, Gemm, Move, Sweep, Value, grouped
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange
 
 
