@@ -6,26 +6,26 @@ and the layout and place of every tile in shared memory.
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from jaxmagma.lowering import banks
-from jaxmagma.lowering.banks import Access, Layout
+from jaxmagma.lowering.gemms import blocking_of
+from jaxmagma.lowering.pieces import Pieces, pieces_of
+from jaxmagma.lowering.shared import Shared, Uses, rooms_of
 from jaxmagma.lowering.sources import Origin, Strided, composed, origin, placed_once
 from jaxmagma.lowering.sweeps import (
     ALONG,
     Assembly,
     Gemm,
-    Move,
     Scheduler,
     Stage,
     Sweep,
     copy_sweep,
     live_registers,
 )
-from jaxmagma.plan import Plan, Product, Rearrange
+from jaxmagma.plan import Plan
 from jaxmagma.program import Gather, Place, View
 
 
@@ -73,9 +73,6 @@ PACK_REGISTERS = 20
 # Rows of an output that are so long go through shared memory, to be written side by side.
 LONG_ROW = 4
 
-# Rows and columns of the block of a gemm that one thread has.
-LARGEST_BLOCK = 4
-
 
 @dataclass(frozen=True)
 class Parameters:
@@ -99,100 +96,6 @@ class Parameters:
             raise ValueError(f"groups of {self.threads} threads: several in a block have 32 each")
 
 
-# ---- Gemms -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Blocking:
-    """How the threads divide the result of a gemm: blocks of rows x columns."""
-
-    row: str  # the label cut into pieces of `rows`, "" if none
-    column: str
-    rows: int
-    columns: int
-    lines: tuple[tuple[str, int], ...]  # labels with the number of places along each
-
-    @property
-    def count(self) -> int:
-        return math.prod(extent for _, extent in self.lines)
-
-
-def blocking_of(step: Product | Rearrange, itemsize: int) -> Blocking:
-    extents = step.extents
-    if isinstance(step, Rearrange):
-        return Blocking("", "", 1, 1, tuple((x, extents[x]) for x in step.output_labels))
-    most = LARGEST_BLOCK if itemsize <= 8 else LARGEST_BLOCK // 2
-
-    def piece(labels: str) -> tuple[str, int]:
-        if not labels:
-            return "", 1
-        label = max(labels, key=lambda x: extents[x])
-        pieces = -(-extents[label] // most)
-        return label, -(-extents[label] // pieces)
-
-    row, rows = piece(step.rows)
-    column, columns = piece(step.columns)
-    pieces = {
-        **extents,
-        **({row: -(-extents[row] // rows)} if row else {}),
-        **({column: -(-extents[column] // columns)} if column else {}),
-    }
-    lines = tuple((x, pieces[x]) for x in step.output_labels)
-    return Blocking(row, column, rows, columns, lines)
-
-
-@dataclass(frozen=True)
-class Pieces:
-    """A matrix cut into pieces for tensor cores, and the strides of its rows and columns."""
-
-    tile: int
-    rows: int
-    columns: int
-    row: int
-    column: int
-
-    @property
-    def name(self) -> str:
-        """Tiles may be used transposed as well."""
-        return f"m{self.tile}{'t' if self.row < self.column else ''}"
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Pieces along the columns and along the rows."""
-        return -(-self.columns // 4), -(-self.rows // 8)
-
-    def arranged(self, matrix: np.ndarray) -> np.ndarray:
-        """The values in the order in which lanes read them; zeros beyond the matrix."""
-        columns, rows = self.counts
-        strides = [x * matrix.itemsize for x in (self.row, self.column)]
-        whole = np.zeros((rows * 8, columns * 4), matrix.dtype)
-        view = np.lib.stride_tricks.as_strided(matrix, (self.rows, self.columns), strides)
-        whole[: self.rows, : self.columns] = view
-        # Lane 8 i + 4 h + j has row i + 4 h and column j of a piece, see cuda/quad.cuh.
-        parts = whole.reshape(rows, 2, 4, columns, 4)
-        return np.ascontiguousarray(parts.transpose(3, 0, 2, 1, 4))
-
-
-def pieces_of(plan: Plan, move: Move) -> Pieces:
-    """The matrix of a mode product."""
-    assert move.matrix is not None
-    strides = banks.row_major(plan.tiles[move.matrix.tile].shape).strides
-    row = 0 if move.matrix.row is None else strides[move.matrix.row]
-    column = 0 if move.matrix.column is None else strides[move.matrix.column]
-    return Pieces(move.matrix.tile, move.result.length, move.operands[0].length, row, column)
-
-
-@dataclass
-class Room:
-    """A place in shared memory and the tiles that are there, one after the other.
-
-    ``axes`` says which axis of the place each axis of a tile is.
-    """
-
-    shape: tuple[int, ...]
-    axes: dict[int, tuple[int, ...]]
-
-
 # ---- Blocks of threads ------------------------------------------------------------------------
 
 
@@ -213,7 +116,6 @@ class Block:
             n: origin(plan, n) for n, s in plan.numbered_steps() if isinstance(s, View | Gather)
         }
         self.gathered = {x.tile for x in self.origins.values() if x.index is not None}
-        self.viewed = {x.tile for x in self.origins.values() if x.index is None}
         self.written, self.skipped = self._find_written()
         self.quads = False
         self.bank: list[int] = []
@@ -328,7 +230,7 @@ class Block:
         for staging in (True, False):
             self.staging = staging
             self.stages = self._stages()
-            self._find_uses()
+            self.uses = self._find_uses()
             self.bank = self._fill_bank()
             # A thread of a gemm has a block of one element.
             fibres = not any(isinstance(stage, Gemm) for stage in self.stages)
@@ -343,9 +245,9 @@ class Block:
                     # they are so many that too few threads are left; for gemms not.
                     few = min(3, max(1, round(BUSY_THREADS / threads))) if crowded else 1
                     self.min_blocks = few if fibres else 0
-                self._lay_out(self.parameters.in_place or self.quads)
+                self.shared = self._shared(self.parameters.in_place or self.quads)
                 if self.parameters.in_place is None and not self._has_room():
-                    self._lay_out(in_place=True)
+                    self.shared = self._shared(in_place=True)
                 fewest = self.elements == self.pack and self.groups == 1
                 most = MOST_SHARED_BYTES if fewest else self.parameters.shared_bytes
                 if self.shared_bytes() <= most:
@@ -394,8 +296,12 @@ class Block:
         blocks = MULTIPROCESSOR_BYTES // (self.shared_bytes() + RESERVED_BYTES)
         return blocks * self.threads * self.groups >= ENOUGH_THREADS
 
+    def _shared(self, in_place: bool) -> Shared:
+        shared = Shared(self.uses, self.threads, self.elements, self.pack, self.parameters.padding)
+        return shared.place(rooms_of(self.uses, in_place))
+
     def shared_bytes(self) -> int:
-        return self.shared_values * self.dtype.itemsize * self.groups
+        return self.shared.values * self.dtype.itemsize * self.groups
 
     def _stages(self) -> list[Stage]:
         stages: list[Stage] = []
@@ -437,24 +343,27 @@ class Block:
         at = self.origin(tile)
         return at.tile < self.inputs and self.plan.tiles[tile].batched
 
-    def _find_uses(self) -> None:
-        """Which stage makes each tile, and which ones read it from shared memory."""
-        self.maker: dict[int, int] = {}
-        self.readers: dict[int, list[int]] = {}
+    def _find_uses(self) -> Uses:
+        maker: dict[int, int] = {}
+        readers: dict[int, list[int]] = {}
         for position, stage in enumerate(self.stages):
             for tile in self.made(stage):
                 outside = tile in self.origins or tile < self.inputs
                 if not outside or tile in self.staged:
-                    self.maker.setdefault(tile, position)
+                    maker.setdefault(tile, position)
         for position, stage in enumerate(self.stages):
             for tile in self.read(stage):
-                if tile in self.maker and self.maker[tile] < position:
-                    self.readers.setdefault(tile, []).append(position)
+                if tile in maker and maker[tile] < position:
+                    readers.setdefault(tile, []).append(position)
         for out in self.summed:
             tile = self.plan.results[out]
-            if tile in self.maker:
-                self.readers.setdefault(tile, []).append(len(self.stages))
-        self.in_shared = {tile for tile in self.maker if self.readers.get(tile)}
+            if tile in maker:
+                readers.setdefault(tile, []).append(len(self.stages))
+        sums = {self.plan.results[out] for out in self.summed}
+        assembled = {stage.number for stage in self.stages if isinstance(stage, Assembly)}
+        viewed = {x.tile for x in self.origins.values() if x.index is None}
+        plain = sums | viewed | assembled
+        return Uses(self.plan, self.stages, maker, readers, self.origins, plain)
 
     def made(self, stage: Stage) -> list[int]:
         if not isinstance(stage, Sweep):
@@ -529,130 +438,6 @@ class Block:
             for slots in range(best, 0, -1)
         ]
 
-    # ---- Shared memory ---------------------------------------------------------------------------
-
-    def _lay_out(self, in_place: bool) -> None:
-        sums = {self.plan.results[out] for out in self.summed}
-        assembled = {stage.number for stage in self.stages if isinstance(stage, Assembly)}
-        plain = sums | self.viewed | assembled
-        self.layouts: dict[int, Layout] = {}
-        self.offsets: dict[int, int] = {}
-        placed: list[tuple[int, int, int, int]] = []  # first stage, last stage, begin, end
-        self.shared_values = 0
-        for room in self._rooms(plain, in_place):
-            layout = self._layout(room, not plain & room.axes.keys())
-            first = min(self.maker[tile] for tile in room.axes)
-            last = max(max(self.readers[tile]) for tile in room.axes)
-            size = _round_up(layout.element * self.elements, max(1, 16 // self.dtype.itemsize))
-            begin = 0
-            for other_begin, end in sorted(
-                (b, e) for f, until, b, e in placed if f <= last and first <= until
-            ):
-                if begin + size <= other_begin:
-                    break
-                begin = max(begin, end)
-            placed.append((first, last, begin, begin + size))
-            self.shared_values = max(self.shared_values, begin + size)
-            for tile, axes in room.axes.items():
-                self.layouts[tile] = Layout(tuple(layout.strides[x] for x in axes), layout.element)
-                self.offsets[tile] = begin
-
-    def _layout(self, room: "Room", inner_padding: bool) -> Layout:
-        if not self.parameters.padding:
-            return banks.row_major(room.shape)
-        accesses = [
-            replace(x, lines=tuple((n, axes[at] if at >= 0 else -1) for n, at in x.lines))
-            for tile, axes in room.axes.items()
-            for x in self._accesses(tile)
-        ]
-        return banks.choose(
-            room.shape,
-            self.dtype.itemsize,
-            self.elements // self.pack,
-            tuple(dict.fromkeys(accesses)),
-            inner_padding,
-        )
-
-    def _rooms(self, plain: set[int], in_place: bool) -> "list[Room]":
-        """The tiles in shared memory, those together that take each other's place."""
-        rooms: list[Room] = []
-        room_of: dict[int, Room] = {}
-        for tile in sorted(self.in_shared, key=lambda x: (self.maker[x], x)):
-            shape = self.plan.tiles[tile].shape
-            found = self._replaced(tile, plain, room_of) if in_place else None
-            if found is None:
-                room = Room(shape, {tile: tuple(range(len(shape)))})
-                rooms.append(room)
-            else:
-                before, order = found
-                room = room_of.pop(before)
-                room.axes[tile] = axes = tuple(room.axes[before][n] for n in order)
-                extents = dict(zip(axes, shape, strict=True))
-                room.shape = tuple(max(x, extents[n]) for n, x in enumerate(room.shape))
-            room_of[tile] = room
-        return rooms
-
-    def _replaced(
-        self, tile: int, plain: set[int], candidates: Iterable[int]
-    ) -> tuple[int, list[int]] | None:
-        """A tile whose place another one may take, and which of its axes are the other's.
-
-        Every fibre is read by who writes the new one there, and by nobody after that.
-        """
-        stage = self.stages[self.maker[tile]]
-        if tile in plain or not isinstance(stage, Sweep):
-            return None
-        made = stage.tiles[tile]
-        for value in stage.loads:
-            before = value.tile
-            if before not in candidates or before in plain or tile == before:
-                continue
-            if self.maker[before] == self.maker[tile]:
-                continue
-            alone = all(x == value or self.origin(x.tile).tile != before for x in stage.loads)
-            users = [move for move in stage.moves if value in move.operands]
-            # Other operations read value by value, and may do so twice where there are several.
-            whole = stage.single or all(move.matrix is not None for move in users)
-            makers = [move.result for move in stage.moves]
-            if not users or stage.moves.index(users[0]) > makers.index(made):
-                continue  # its fibres are not in registers yet
-            same = sorted(value.labels) == sorted(made.labels) and len(set(made.labels)) == len(
-                made.labels
-            )
-            if alone and whole and same and max(self.readers[before]) == self.maker[tile]:
-                return before, [value.labels.index(x) for x in made.labels]
-        return None
-
-    def _accesses(self, tile: int) -> Iterable[Access]:
-        for position in (self.maker[tile], *self.readers[tile]):
-            if position == len(self.stages):
-                continue
-            stage = self.stages[position]
-            if isinstance(stage, Assembly):
-                continue
-            if isinstance(stage, Sweep):
-                values = [v for v in stage.loads if v.tile == tile and position != self.maker[tile]]
-                made = stage.tiles.get(tile)
-                if made is not None and position == self.maker[tile]:
-                    values.append(made)
-                for value in values:
-                    lines = tuple((stage.extents[x], value.labels.find(x)) for x in stage.lines)
-                    if stage.lanes > 1:
-                        lines = (*lines, (stage.lanes, value.labels.find(ALONG)))
-                    yield Access(lines, self.threads)
-                continue
-            blocking = blocking_of(stage.step, self.dtype.itemsize)
-            for labels in self._labels_of(stage, tile):
-                yield Access(tuple((n, labels.find(x)) for x, n in blocking.lines), self.threads)
-
-    def _labels_of(self, stage: Gemm, tile: int) -> list[str]:
-        step = stage.step
-        if isinstance(step, Rearrange):
-            pairs = [(step.operand, step.labels)]
-        else:
-            pairs = [(step.left, step.left_labels), (step.right, step.right_labels)]
-        return [x for n, x in [*pairs, (stage.number, step.output_labels)] if n == tile]
-
     # ---- Tiles -----------------------------------------------------------------------------------
 
     def tables(self) -> list[int]:
@@ -691,21 +476,7 @@ class Block:
         """Whether a group of threads works through several slices."""
         return bool(self.summed) or self.slices > 1
 
-    def overlap(self, some: set[int], others: set[int]) -> bool:
-        """Whether tiles overlap in shared memory."""
-
-        def where(tile: int) -> tuple[int, int]:
-            begin = self.offsets[tile]
-            return begin, begin + self.layouts[tile].element * self.elements
-
-        return any(
-            where(x)[0] < where(y)[1] and where(y)[0] < where(x)[1] for x in some for y in others
-        )
-
-    def from_shared(self, tile: int, position: int) -> bool:
-        return tile in self.in_shared and self.maker[tile] < position
-
-    def uses(self) -> int:
+    def bank_uses(self) -> int:
         """How often a matrix in the constant bank is used."""
         return sum(matrix in self.bank for matrix in self.matrices(lanes=1))
 

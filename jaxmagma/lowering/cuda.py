@@ -28,7 +28,8 @@ import numpy as np
 from jaxmagma import functions
 from jaxmagma.builder import places
 from jaxmagma.functions import COMPLEX_FUNCTIONS
-from jaxmagma.lowering.blocks import LARGEST_BLOCK, TYPES, Block, Parameters
+from jaxmagma.lowering.blocks import TYPES, Block, Parameters
+from jaxmagma.lowering.gemms import LARGEST_BLOCK
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.lowering.source import FUNCTORS, Source
 from jaxmagma.lowering.sources import resolvable, with_joined_places
@@ -293,7 +294,7 @@ def _attributes(source: Source) -> dict[str, Any]:
         "pointers": _integers(pointers),
         "copies": _integers(copies),
         "sums": _integers(sums),
-        "bank": _bytes([*values(block.bank), np.zeros(block.uses(), np.int32)]),
+        "bank": _bytes([*values(block.bank), np.zeros(block.bank_uses(), np.int32)]),
         "table": _bytes([*values(block.tables()), *arranged]),
     }
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxmagma.lowering import banks
-from jaxmagma.lowering.blocks import Block, Pieces, blocking_of, pieces_of
+from jaxmagma.lowering.blocks import Block
+from jaxmagma.lowering.gemms import blocking_of
+from jaxmagma.lowering.pieces import Pieces, pieces_of
 from jaxmagma.lowering.sources import Origin, Strided
 from jaxmagma.lowering.sweeps import ALONG, Assembly, Gemm, Move, Sweep, Value, grouped
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange
@@ -175,7 +177,7 @@ class Source:
                     member = f"m{tile}" if name == "bank" else f"t{tile}"
                     text(f"  {self.type} {member}[{size}];", self._shape(tile))
                 if name == "bank":
-                    text(f"  int zero[{self.block.uses()}];", UNKNOWN_ZEROS)
+                    text(f"  int zero[{self.block.bank_uses()}];", UNKNOWN_ZEROS)
                 else:
                     for matrix in arranged:
                         columns, rows = matrix.counts
@@ -197,14 +199,14 @@ class Source:
         text(f'extern "C" __global__ void __launch_bounds__({bounds})')
         text(f"kernel({(',' + chr(10) + ' ' * 7).join(arguments)}) {{")
         text.indent += 1
-        if self.block.shared_values:
+        if self.block.shared.values:
             text("extern __shared__ __align__(16) unsigned char memory[];")
         if self.block.groups > 1:
             text("const int thread = threadIdx.x % kThreads, group = threadIdx.x / kThreads;")
         else:
             text("const int thread = threadIdx.x;")
-        if self.block.shared_values:
-            own = f" + {self.block.shared_values} * group" if self.block.groups > 1 else ""
+        if self.block.shared.values:
+            own = f" + {self.block.shared.values} * group" if self.block.groups > 1 else ""
             text(f"{self.type}* const shared = reinterpret_cast<{self.type}*>(memory){own};")
         for out in self.block.summed:
             size = self.block.plan.tiles[self.block.plan.results[out]].size
@@ -225,8 +227,8 @@ class Source:
         read |= {self.block.plan.results[out] for out in self.block.summed}
         for tile in sorted(read.intersection(self.block.tables())):
             text(f"const auto t{tile} = [&](int) {{ return table.t{tile}; }};")
-        for tile, offset in self.block.offsets.items():
-            size = self.block.layouts[tile].element
+        for tile, offset in self.block.shared.offsets.items():
+            size = self.block.shared.layouts[tile].element
             text(
                 f"const auto s{tile} = [&](int e) {{ return shared + {offset} + {size} * e; }};",
                 self._shape(tile),
@@ -300,11 +302,11 @@ class Source:
         writes: set[int] = set()
         for position, stage in enumerate(self.block.stages):
             text("")
-            now_read = {x for x in self.block.read(stage) if self.block.from_shared(x, position)}
+            now_read = {
+                x for x in self.block.read(stage) if self.block.uses.from_shared(x, position)
+            }
             now_written = {
-                x
-                for x in self.block.made(stage)
-                if x in self.block.in_shared and self.block.maker[x] == position
+                x for x in self.block.made(stage) if self.block.uses.to_shared(x, position)
             }
             own = isinstance(stage, Sweep) and stage.lanes > 1 and not self.block.holds
             if own:
@@ -314,7 +316,7 @@ class Source:
                 text.indent += 1
                 moves = (pieces_of(self.block.plan, x) for x in stage.moves if x.matrix)
                 self._print_matrices(text, dict.fromkeys(moves))
-            if self.block.overlap(now_read, writes) or self.block.overlap(
+            if self.block.shared.overlap(now_read, writes) or self.block.shared.overlap(
                 now_written, reads | writes
             ):
                 text("sync<kThreads>();")
@@ -331,17 +333,17 @@ class Source:
                 text.indent -= 1
                 text("}")
         if not self.block.summed:
-            if self.block.slices > 1 and self.block.shared_values:
+            if self.block.slices > 1 and self.block.shared.values:
                 text("sync<kThreads>();")
             return
         text("")
         sums = {self.block.plan.results[out] for out in self.block.summed}
-        if self.block.overlap(sums & self.block.in_shared, writes):
+        if self.block.shared.overlap(sums & self.block.uses.tiles, writes):
             text("sync<kThreads>();")
         for out in self.block.summed:
             tile = self.block.plan.results[out]
             text(f"reduce(sum{out}, thread, slice, {self._pointer(tile, len(self.block.stages))});")
-        if self.block.shared_values:
+        if self.block.shared.values:
             text("sync<kThreads>();")
 
     def _matrix(self, tile: int) -> str:
@@ -353,7 +355,7 @@ class Source:
 
     def _pointer(self, tile: int, position: int) -> str:
         """A function of the element, for a tile that `position` reads."""
-        if self.block.from_shared(tile, position):
+        if self.block.uses.from_shared(tile, position):
             return f"s{tile}"
         if self.block.is_constant(tile):
             return f"t{tile}"
@@ -362,7 +364,7 @@ class Source:
     def _reading(self, tile: int, position: int) -> Reading:
         """Where a tile is read from, for element e."""
         block = self.block
-        at = Origin(tile) if block.from_shared(tile, position) else block.origin(tile)
+        at = Origin(tile) if block.uses.from_shared(tile, position) else block.origin(tile)
         if at.index is not None:
             assert at.view is not None
             index = self._element(self._pointer(at.index, position))
@@ -376,8 +378,8 @@ class Source:
         place = self._element(self._pointer(at.tile, position))
         if at.view is not None:
             return Reading(place + _offset(at.view.offset), at.view.strides)
-        if block.from_shared(tile, position):
-            return Reading(place, block.layouts[tile].strides)
+        if block.uses.from_shared(tile, position):
+            return Reading(place, block.shared.layouts[tile].strides)
         return Reading(place, banks.row_major(block.plan.tiles[tile].shape).strides)
 
     def _element(self, pointer: str, slice_: str = "") -> str:
@@ -581,8 +583,8 @@ class Source:
         """Where a stage stores what it makes: place, strides and condition."""
         tile = value.tile
         found = []
-        if tile in self.block.in_shared and self.block.maker[tile] == position:
-            found.append((self._element(f"s{tile}"), self.block.layouts[tile].strides, ""))
+        if self.block.uses.to_shared(tile, position):
+            found.append((self._element(f"s{tile}"), self.block.shared.layouts[tile].strides, ""))
         if self._stores_output(tile, position):
             guard = "if (slice.has(e)) " if self.block.pack == 1 else ""
             for out, at in self.block.written.get(tile, []):
@@ -719,8 +721,8 @@ class Source:
             where = f"{names.get(row, '0')}, {names.get(column, '0')}"
             text(f"{guard}store<{template}>({place}{at}, {r}, {where});", shape)
 
-        if stage.number in self.block.in_shared:
-            put(f"s{stage.number}(e)", self.block.layouts[stage.number].strides, "")
+        if stage.number in self.block.uses.tiles:
+            put(f"s{stage.number}(e)", self.block.shared.layouts[stage.number].strides, "")
         for out, where_ in self.block.written.get(stage.number, []):
             put(f"out{out}(e){_offset(where_.offset)}", where_.strides, "if (slice.has(e)) ")
         text.indent -= 1

@@ -1,0 +1,211 @@
+"""Where tiles are in the shared memory of a group of threads.
+
+A tile is there from the stage that makes it until the last one that reads it.  Its layout is the
+one in which the stages that touch it meet the fewest bank conflicts (see ``banks``).
+
+A sweep that reads a fibre and writes another on the same lines may write it where the first one
+was: nobody else reads or writes there.  Tiles that take each other's place share a *room*.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from jaxmagma.lowering import banks
+from jaxmagma.lowering.banks import Access, Layout
+from jaxmagma.lowering.gemms import blocking_of
+from jaxmagma.lowering.sources import Origin
+from jaxmagma.lowering.sweeps import ALONG, Assembly, Gemm, Stage, Sweep, Value
+from jaxmagma.plan import Plan, Rearrange
+
+
+@dataclass(frozen=True)
+class Uses:
+    """Which stage makes each tile, and which later ones read it from shared memory.
+
+    ``origins`` are of tiles whose values are part of others; ``plain`` tiles are read value by
+    value in the order of memory, so that their axes have no padding.
+    """
+
+    plan: Plan
+    stages: list[Stage]
+    maker: dict[int, int]
+    readers: dict[int, list[int]]
+    origins: dict[int, Origin]
+    plain: set[int]
+
+    @property
+    def tiles(self) -> set[int]:
+        """Those that are in shared memory."""
+        return self.maker.keys() & self.readers.keys()
+
+    def from_shared(self, tile: int, position: int) -> bool:
+        """Whether a stage reads a tile from there."""
+        return tile in self.tiles and self.maker[tile] < position
+
+    def to_shared(self, tile: int, position: int) -> bool:
+        """Whether a stage writes it there."""
+        return tile in self.tiles and self.maker[tile] == position
+
+    def shown(self, tile: int) -> int:
+        """The tile that has its values."""
+        return self.origins[tile].tile if tile in self.origins else tile
+
+
+@dataclass
+class Room:
+    """A place in shared memory and the tiles that are there, one after the other.
+
+    ``axes`` says which axis of the place each axis of a tile is.
+    """
+
+    shape: tuple[int, ...]
+    axes: dict[int, tuple[int, ...]]
+
+
+def rooms_of(uses: Uses, in_place: bool) -> list[Room]:
+    """The tiles in shared memory, those together that take each other's place."""
+    rooms: list[Room] = []
+    room_of: dict[int, Room] = {}
+    for tile in sorted(uses.tiles, key=lambda x: (uses.maker[x], x)):
+        shape = uses.plan.tiles[tile].shape
+        found = _replaced(uses, tile, room_of) if in_place else None
+        if found is None:
+            room = Room(shape, {tile: tuple(range(len(shape)))})
+            rooms.append(room)
+        else:
+            before, order = found
+            room = room_of.pop(before)
+            room.axes[tile] = axes = tuple(room.axes[before][n] for n in order)
+            extents = dict(zip(axes, shape, strict=True))
+            room.shape = tuple(max(x, extents[n]) for n, x in enumerate(room.shape))
+        room_of[tile] = room
+    return rooms
+
+
+def _replaced(uses: Uses, tile: int, candidates: Iterable[int]) -> tuple[int, list[int]] | None:
+    """A tile whose place another one may take, and which of its axes are the other's.
+
+    Every fibre is read by who writes the new one there, and by nobody after that.
+    """
+    stage = uses.stages[uses.maker[tile]]
+    if tile in uses.plain or not isinstance(stage, Sweep):
+        return None
+    made = stage.tiles[tile]
+    when = [move.result for move in stage.moves].index(made)
+    for value in stage.loads:
+        before = value.tile
+        if before not in candidates or before in uses.plain or not _on_same_lines(value, made):
+            continue
+        if uses.maker[before] == uses.maker[tile] or max(uses.readers[before]) > uses.maker[tile]:
+            continue
+        if any(x != value and uses.shown(x.tile) == before for x in stage.loads):
+            continue
+        users = [n for n, move in enumerate(stage.moves) if value in move.operands]
+        # By then its fibres must be in registers, to stay there: only products take them whole, and
+        # of single values all are kept.
+        kept = stage.single or all(stage.moves[n].matrix is not None for n in users)
+        if users and users[0] <= when and kept:
+            return before, [value.labels.index(x) for x in made.labels]
+    return None
+
+
+def _on_same_lines(value: Value, made: Value) -> bool:
+    distinct = len(set(made.labels)) == len(made.labels)
+    return distinct and sorted(value.labels) == sorted(made.labels)
+
+
+class Shared:
+    """The layout and the place of every tile, for a group of threads."""
+
+    def __init__(self, uses: Uses, threads: int, elements: int, pack: int, padding: bool) -> None:
+        self.uses = uses
+        self.threads = threads
+        self.elements = elements
+        self.pack = pack
+        self.padding = padding
+        self.itemsize = uses.plan.program.dtype.itemsize
+        self.layouts: dict[int, Layout] = {}
+        self.offsets: dict[int, int] = {}
+        self.values = 0  # of all elements of a group
+
+    def place(self, rooms: Iterable[Room]) -> "Shared":
+        """Finds room for the tiles: beside all others that are there at the same time."""
+        placed: list[tuple[int, int, int, int]] = []  # first stage, last stage, begin, end
+        for room in rooms:
+            layout = self._layout(room)
+            first = min(self.uses.maker[tile] for tile in room.axes)
+            last = max(max(self.uses.readers[tile]) for tile in room.axes)
+            whole = max(1, 16 // self.itemsize)
+            size = -(-layout.element * self.elements // whole) * whole
+            begin = 0
+            for other_begin, end in sorted(
+                (b, e) for f, until, b, e in placed if f <= last and first <= until
+            ):
+                if begin + size <= other_begin:
+                    break
+                begin = max(begin, end)
+            placed.append((first, last, begin, begin + size))
+            self.values = max(self.values, begin + size)
+            for tile, axes in room.axes.items():
+                self.layouts[tile] = Layout(tuple(layout.strides[x] for x in axes), layout.element)
+                self.offsets[tile] = begin
+        return self
+
+    def _layout(self, room: Room) -> Layout:
+        if not self.padding:
+            return banks.row_major(room.shape)
+        accesses = [
+            replace(x, lines=tuple((n, axes[at] if at >= 0 else -1) for n, at in x.lines))
+            for tile, axes in room.axes.items()
+            for x in self._accesses(tile)
+        ]
+        return banks.choose(
+            room.shape,
+            self.itemsize,
+            self.elements // self.pack,
+            tuple(dict.fromkeys(accesses)),
+            not self.uses.plain & room.axes.keys(),
+        )
+
+    def _accesses(self, tile: int) -> Iterable[Access]:
+        for position in (self.uses.maker[tile], *self.uses.readers[tile]):
+            if position == len(self.uses.stages):
+                continue
+            stage = self.uses.stages[position]
+            if isinstance(stage, Assembly):
+                continue
+            if isinstance(stage, Sweep):
+                values = [
+                    v for v in stage.loads if v.tile == tile and position != self.uses.maker[tile]
+                ]
+                made = stage.tiles.get(tile)
+                if made is not None and position == self.uses.maker[tile]:
+                    values.append(made)
+                for value in values:
+                    lines = tuple((stage.extents[x], value.labels.find(x)) for x in stage.lines)
+                    if stage.lanes > 1:
+                        lines = (*lines, (stage.lanes, value.labels.find(ALONG)))
+                    yield Access(lines, self.threads)
+                continue
+            blocking = blocking_of(stage.step, self.itemsize)
+            for labels in self._labels_of(stage, tile):
+                yield Access(tuple((n, labels.find(x)) for x, n in blocking.lines), self.threads)
+
+    def _labels_of(self, stage: Gemm, tile: int) -> list[str]:
+        step = stage.step
+        if isinstance(step, Rearrange):
+            pairs = [(step.operand, step.labels)]
+        else:
+            pairs = [(step.left, step.left_labels), (step.right, step.right_labels)]
+        return [x for n, x in [*pairs, (stage.number, step.output_labels)] if n == tile]
+
+    def overlap(self, some: set[int], others: set[int]) -> bool:
+        """Whether tiles overlap in shared memory."""
+
+        def where(tile: int) -> tuple[int, int]:
+            begin = self.offsets[tile]
+            return begin, begin + self.layouts[tile].element * self.elements
+
+        return any(
+            where(x)[0] < where(y)[1] and where(y)[0] < where(x)[1] for x in some for y in others
+        )
