@@ -1,4 +1,4 @@
-// The pointwise functions by number, in the order in which jaxmagma/lowering/expressions.py has
+// The pointwise functions by number, in the order in which jaxmagma/lowering/cpu/expressions.py has
 // their names, and how many operands each has.
 //
 // Plain data, which every instruction set may share.

@@ -1,6 +1,6 @@
 // The plan as the attributes describe it: what one element computes and where its tiles live.
 //
-// jaxmagma/lowering/cpu.py writes the format and documents it. Nothing here depends on the number
+// jaxmagma/lowering/cpu writes the format and documents it. Nothing here depends on the number
 // of elements, on the instruction set, or on the arrays of one call.
 #pragma once
 

@@ -17,8 +17,8 @@ import pytest
 
 import jaxmagma as jm
 from jaxmagma import native
-from jaxmagma.lowering.blocks import Parameters
 from jaxmagma.lowering.cuda import lower
+from jaxmagma.lowering.cuda.blocks import Parameters
 from jaxmagma.lowering.kernel import Kernel
 from jaxmagma.plan import plan
 from jaxmagma.program import ElementProgram

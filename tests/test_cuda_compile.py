@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from jaxmagma.builder import Builder
-from jaxmagma.lowering.blocks import Parameters
 from jaxmagma.lowering.cuda import lower
+from jaxmagma.lowering.cuda.blocks import Parameters
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.plan import plan
 from jaxmagma.program import ElementProgram, Input, Output

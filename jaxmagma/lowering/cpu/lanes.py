@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from jaxmagma.builder import places, row_major
-from jaxmagma.lowering.expressions import (
+from jaxmagma.lowering.cpu.expressions import (
     NUMBERS,
     SCRATCH,
     SLOT,
@@ -22,7 +22,7 @@ from jaxmagma.lowering.expressions import (
     expression,
     units,
 )
-from jaxmagma.lowering.places import Location, Locations, flat_stride, gathered, loops_of
+from jaxmagma.lowering.cpu.places import Location, Locations, flat_stride, gathered, loops_of
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, Step
 from jaxmagma.program import Gather, Place, View
 

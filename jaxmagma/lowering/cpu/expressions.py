@@ -12,7 +12,7 @@ scratch (``offset`` is 0), or at ``offset + p * stride`` values from the start o
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
-from jaxmagma.lowering.places import Location, Locations, flat_stride
+from jaxmagma.lowering.cpu.places import Location, Locations, flat_stride
 from jaxmagma.plan import Plan, Pointwise
 
 

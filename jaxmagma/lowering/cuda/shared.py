@@ -10,11 +10,11 @@ was: nobody else reads or writes there.  Tiles that take each other's place shar
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from jaxmagma.lowering import banks
-from jaxmagma.lowering.banks import Access, Layout
-from jaxmagma.lowering.gemms import blocking_of
-from jaxmagma.lowering.sources import Origin
-from jaxmagma.lowering.sweeps import ALONG, Assembly, Gemm, Stage, Sweep, Value
+from jaxmagma.lowering.cuda import banks
+from jaxmagma.lowering.cuda.banks import Access, Layout
+from jaxmagma.lowering.cuda.gemms import blocking_of
+from jaxmagma.lowering.cuda.sources import Origin
+from jaxmagma.lowering.cuda.sweeps import ALONG, Assembly, Gemm, Stage, Sweep, Value
 from jaxmagma.plan import Plan, Rearrange
 
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxmagma.lowering import banks
-from jaxmagma.lowering.gemms import blocking_of
-from jaxmagma.lowering.pieces import Pieces, pieces_of
-from jaxmagma.lowering.shared import Shared, Uses, rooms_of
-from jaxmagma.lowering.sources import Origin, Strided, composed, origin, placed_once
-from jaxmagma.lowering.sweeps import (
+from jaxmagma.lowering.cuda import banks
+from jaxmagma.lowering.cuda.gemms import blocking_of
+from jaxmagma.lowering.cuda.pieces import Pieces, pieces_of
+from jaxmagma.lowering.cuda.shared import Shared, Uses, rooms_of
+from jaxmagma.lowering.cuda.sources import Origin, Strided, composed, origin, placed_once
+from jaxmagma.lowering.cuda.sweeps import (
     ALONG,
     Assembly,
     Gemm,

@@ -27,7 +27,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from jaxmagma.lowering.sources import Origin, origin
+from jaxmagma.lowering.cuda.sources import Origin, origin
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, Step
 from jaxmagma.program import Gather, Place, View
 

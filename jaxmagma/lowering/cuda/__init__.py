@@ -28,12 +28,12 @@ import numpy as np
 from jaxmagma import functions
 from jaxmagma.builder import places
 from jaxmagma.functions import COMPLEX_FUNCTIONS
-from jaxmagma.lowering.blocks import TYPES, Block, Parameters
-from jaxmagma.lowering.gemms import LARGEST_BLOCK
+from jaxmagma.lowering.cuda.blocks import TYPES, Block, Parameters
+from jaxmagma.lowering.cuda.gemms import LARGEST_BLOCK
+from jaxmagma.lowering.cuda.source import FUNCTORS, Source
+from jaxmagma.lowering.cuda.sources import resolvable, with_joined_places
+from jaxmagma.lowering.cuda.sums import spread
 from jaxmagma.lowering.kernel import Declined, Kernel
-from jaxmagma.lowering.source import FUNCTORS, Source
-from jaxmagma.lowering.sources import resolvable, with_joined_places
-from jaxmagma.lowering.sums import spread
 from jaxmagma.plan import Plan, Pointwise, Product, Step, renumbered
 from jaxmagma.program import Constant, ElementProgram, Gather, Input, Place, View
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxmagma.lowering import banks
-from jaxmagma.lowering.sweeps import Move
+from jaxmagma.lowering.cuda import banks
+from jaxmagma.lowering.cuda.sweeps import Move
 from jaxmagma.plan import Plan
 
 

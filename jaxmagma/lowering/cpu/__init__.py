@@ -43,7 +43,7 @@ PRODUCT, REARRANGE, ZERO and MAP with every place shared.  ``constants`` holds t
 constant inputs one after the other.
 
 An operation of an expression works on a chunk of its points; see
-:mod:`jaxmagma.lowering.expressions` for slots and addresses:
+:mod:`jaxmagma.lowering.cpu.expressions` for slots and addresses:
 
     FUNCTION   function, address of the result, address of every operand
     FILL       slot, is shared, place                slot[..] = one value, once for all chunks
@@ -55,10 +55,10 @@ import math
 from dataclasses import dataclass
 
 from jaxmagma.functions import COMPLEX_FUNCTIONS
-from jaxmagma.lowering.expressions import NUMBERS
+from jaxmagma.lowering.cpu.expressions import NUMBERS
+from jaxmagma.lowering.cpu.lanes import DTYPES, GEMM, Encoder
+from jaxmagma.lowering.cpu.places import gathered
 from jaxmagma.lowering.kernel import Declined, Kernel
-from jaxmagma.lowering.lanes import DTYPES, GEMM, Encoder
-from jaxmagma.lowering.places import gathered
 from jaxmagma.plan import Plan, Pointwise, Product
 from jaxmagma.program import Gather
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxmagma.lowering import banks
-from jaxmagma.lowering.blocks import Block
-from jaxmagma.lowering.gemms import blocking_of
-from jaxmagma.lowering.pieces import Pieces, pieces_of
-from jaxmagma.lowering.sources import Origin, Strided
-from jaxmagma.lowering.sweeps import ALONG, Assembly, Gemm, Move, Sweep, Value, grouped
+from jaxmagma.lowering.cuda import banks
+from jaxmagma.lowering.cuda.blocks import Block
+from jaxmagma.lowering.cuda.gemms import blocking_of
+from jaxmagma.lowering.cuda.pieces import Pieces, pieces_of
+from jaxmagma.lowering.cuda.sources import Origin, Strided
+from jaxmagma.lowering.cuda.sweeps import ALONG, Assembly, Gemm, Move, Sweep, Value, grouped
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange
 
 
