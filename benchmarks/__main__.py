@@ -20,8 +20,9 @@ import jax
 
 import jaxmagma as jm
 from benchmarks import cases, first_call, goals, measure, report
-from benchmarks.record import Result, Run, last_level_cache, machine
+from benchmarks.record import Result, Run, machine
 from benchmarks.workloads import Workload
+from jaxmagma.tune.device import cpu_cache_bytes
 
 
 PEERS = ("jnp", "vmap")
@@ -130,7 +131,7 @@ def _measure_cases(
     megabytes: float,
     started: float,
 ) -> None:
-    beyond_caches = 512e6 if measure.on_gpu() else 4 * last_level_cache()
+    beyond_caches = 512e6 if measure.on_gpu() else 4 * cpu_cache_bytes()
     ceilings = {dtype: jm.roofline(dtype) for dtype in dict.fromkeys(w.dtype for w in workloads)}
     for dtype, ceiling in ceilings.items():
         print(

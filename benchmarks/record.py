@@ -5,7 +5,6 @@ import json
 import math
 import os
 import platform
-import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
+
+from fem_demo.machine import processor
+from jaxmagma.tune.device import cpu_cache_bytes
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ def geometric_mean(values: Iterable[float]) -> float:
 
 def machine() -> dict[str, Any]:
     device = jax.devices()[0]
-    cpu = _cpu()
+    cpu = processor()
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "platform": device.platform,
@@ -160,7 +162,7 @@ def machine() -> dict[str, Any]:
         "driver": _driver() if device.platform == "gpu" else None,
         "cpu": cpu,
         "cores": len(os.sched_getaffinity(0)),
-        "last_level_cache": last_level_cache(),
+        "last_level_cache": cpu_cache_bytes(),
         "os": platform.platform(),
         "python": platform.python_version(),
         "versions": {
@@ -186,17 +188,3 @@ def _output(*command: str) -> str | None:
 
 def _driver() -> str | None:
     return _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: (.*)", info.read_text()) if info.exists() else []
-    return names[0] if names else platform.machine()
-
-
-def last_level_cache() -> int:
-    """Bytes of the largest CPU cache; 32 MiB if unknown."""
-    sizes = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
-    units = {"K": 1 << 10, "M": 1 << 20}
-    found = [s.read_text().strip() for s in sizes]
-    return max((int(s[:-1]) * units[s[-1]] for s in found if s[-1:] in units), default=32 << 20)

@@ -127,7 +127,7 @@ __device__ __forceinline__ QuadFibre<T, 1> reduce(const Quad& quad, const QuadFi
 // ---- Products --------------------------------------------------------------------------------
 
 // c += a b for eight fibres, of which a lane has value number `lane` of its own; b is a piece of a
-// matrix for four of its columns and eight of its rows, see Pieces below.
+// matrix for four of its columns and eight of its rows, see Matrix below.
 __device__ __forceinline__ void multiply_add(double (&c)[2], double a, double b) {
 #ifdef __CUDACC__
   asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"

@@ -15,11 +15,12 @@ def machine() -> str:
     device = jax.devices()[0]
     versions = ", ".join(f"{name} {version(name)}" for name in ("jax", "jaxmagma"))
     cores = f"{len(os.sched_getaffinity(0))} CPU cores"
-    kind = _processor() if device.platform == "cpu" else device.device_kind
+    kind = processor() if device.platform == "cpu" else device.device_kind
     return f"{kind} ({device.platform}), {cores}, {versions}, {date.today()}"
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The name of the CPU."""
     info = Path("/proc/cpuinfo")
     names = re.findall(r"model name\s*: (.*)", info.read_text()) if info.exists() else []
     return names[0] if names else platform.machine()

@@ -246,7 +246,7 @@ def test_wrong_kernels_are_seen(peers: tuple[str, ...]) -> None:
 
 @pytest.fixture
 def small_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "last_level_cache", lambda: 1 << 20)
+    monkeypatch.setattr(cli, "cpu_cache_bytes", lambda: 1 << 20)
     monkeypatch.setattr(jm, "roofline", lambda dtype: jm.Roofline(1e10, 1e11))
 
 

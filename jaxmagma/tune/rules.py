@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxmagma.choices import Choice
+from jaxmagma.lowering.cuda.blocks import CONSTANT_BYTES, MAX_THREADS, RESERVED_BYTES
 from jaxmagma.lowering.kernel import Kernel
 
 
@@ -16,13 +17,13 @@ from jaxmagma.lowering.kernel import Kernel
 class Limits:
     """What a GPU has, in a block and in a multiprocessor."""
 
-    threads: int = 1024
+    threads: int = MAX_THREADS
     warps: int = 64
     blocks: int = 32
     registers: int = 65536
     shared_of_block: int = 99 << 10
     shared: int = 100 << 10
-    constant: int = 64 << 10
+    constant: int = CONSTANT_BYTES
 
 
 # From the CUDA programming guide's table of technical specifications per compute capability.
@@ -36,8 +37,6 @@ LIMITS = {
 }
 
 WARP = 32
-# Of every block, for the system.
-RESERVED_SHARED = 1 << 10
 # Fewer warps on a multiprocessor do not hide the latency of memory.
 LEAST_WARPS = 8
 # Of the threads of a block.
@@ -83,7 +82,7 @@ class Candidate:
         if not of_block:
             return limits.warps
         blocks = min(limits.blocks, limits.warps // of_block)
-        blocks = min(blocks, limits.shared // (self.shared_bytes + RESERVED_SHARED))
+        blocks = min(blocks, limits.shared // (self.shared_bytes + RESERVED_BYTES))
         if self.registers:
             of_warp = -(-self.registers // 8) * 8 * WARP
             blocks = min(blocks, limits.registers // (of_warp * of_block))

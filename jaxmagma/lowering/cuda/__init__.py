@@ -29,8 +29,9 @@ from jaxmagma import functions
 from jaxmagma.builder import places
 from jaxmagma.functions import COMPLEX_FUNCTIONS
 from jaxmagma.lowering.cuda.blocks import TYPES, Block, Parameters
+from jaxmagma.lowering.cuda.functors import FUNCTORS
 from jaxmagma.lowering.cuda.gemms import LARGEST_BLOCK
-from jaxmagma.lowering.cuda.source import FUNCTORS, Source
+from jaxmagma.lowering.cuda.source import Source
 from jaxmagma.lowering.cuda.sources import resolvable, with_joined_places
 from jaxmagma.lowering.cuda.sums import spread
 from jaxmagma.lowering.kernel import Declined, Kernel

@@ -1,8 +1,8 @@
-"""How a plan is done by blocks of threads: stages, threads, and where tiles are on chip.
+"""How a plan is done by blocks of threads: who does what, and how many at a time.
 
 The stages of a plan (see ``sweeps``) are done one after the other by a group of threads, for
-several elements at a time.  Here the sizes are chosen, the matrices that go to the constant bank,
-and the layout and place of every tile in shared memory.
+several elements at a time.  Here the sizes are chosen, who owns fibres, and the matrices that go to
+the constant bank; ``shared`` finds room for the tiles.
 """
 
 import math
@@ -17,8 +17,10 @@ from jaxmagma.lowering.cuda.shared import Shared, Uses, rooms_of
 from jaxmagma.lowering.cuda.sources import Origin, Strided, composed, origin, placed_once
 from jaxmagma.lowering.cuda.sweeps import (
     ALONG,
+    QUAD,
     Assembly,
     Gemm,
+    Move,
     Scheduler,
     Stage,
     Sweep,
@@ -117,7 +119,7 @@ class Block:
         }
         self.gathered = {x.tile for x in self.origins.values() if x.index is not None}
         self.written, self.skipped = self._find_written()
-        self.quads = False
+        self.quads = bool(parameters.quads) and self.dtype == np.float64
         self.bank: list[int] = []
         self.pack = self.groups = 1
         self.slices = 1 if self.summed else parameters.slices
@@ -166,16 +168,14 @@ class Block:
 
     # ---- Choices ---------------------------------------------------------------------------------
 
-    def _choose_quads(self) -> bool:
-        """Whether tensor cores multiply fibres: if whole ones are too much for a thread."""
-        if self.dtype != np.float64:
+    def _wants_quads(self) -> bool:
+        """Whether tensor cores had better multiply fibres: whole ones are too much for a thread."""
+        if self.dtype != np.float64 or self.parameters.quads is not None:
             return False
-        if self.parameters.quads is not None:
-            return self.parameters.quads
         return any(
             self._longest(stage) >= FEW_VALUES
             and live_registers(self.plan, stage) > THREAD_REGISTERS
-            for stage in self._stages()
+            for stage in self.stages
             if isinstance(stage, Sweep)
         )
 
@@ -188,7 +188,7 @@ class Block:
         """The matrices that stand in the constant bank, in that order."""
         bank: list[int] = []
         left = CONSTANT_BYTES - 4 * len(self.plan.steps)
-        for matrix in self.matrices(lanes=1):
+        for matrix in self._thread_matrices():
             size = self.plan.tiles[matrix].size * self.dtype.itemsize
             if matrix not in bank and size <= left:
                 bank.append(matrix)
@@ -197,14 +197,7 @@ class Block:
 
     def pieces(self) -> list[Pieces]:
         """The matrices that tensor cores multiply with."""
-        moves = (
-            move
-            for stage in self.stages
-            if isinstance(stage, Sweep) and stage.lanes > 1
-            for move in stage.moves
-            if move.matrix is not None
-        )
-        return list(dict.fromkeys(pieces_of(self.plan, move) for move in moves))
+        return list(dict.fromkeys(pieces_of(self.plan, x) for x in self._products(QUAD)))
 
     @property
     def holds(self) -> bool:
@@ -214,22 +207,23 @@ class Block:
         words = sum(math.prod(x.counts) for x in self.pieces()) * self.dtype.itemsize // 4
         return words <= HELD_REGISTERS - PACK_REGISTERS * (self.pack - 1)
 
-    def matrices(self, lanes: int) -> list[int]:
-        """The matrices of mode products whose fibres so many lanes own, one for each product."""
-        return [
-            move.matrix.tile
-            for stage in self.stages
-            if isinstance(stage, Sweep) and stage.lanes == lanes
-            for move in stage.moves
-            if move.matrix is not None
-        ]
+    def _products(self, lanes: int) -> list[Move]:
+        """The mode products whose fibres so many lanes own."""
+        sweeps = (x for x in self.stages if isinstance(x, Sweep) and x.lanes == lanes)
+        return [move for sweep in sweeps for move in sweep.moves if move.matrix is not None]
+
+    def _thread_matrices(self) -> list[int]:
+        """The matrices that threads multiply with, one for each product."""
+        return [move.matrix.tile for move in self._products(1) if move.matrix is not None]
 
     def choose(self) -> str | None:
         """Chooses stages, threads, elements and layouts; returns why they cannot be had, if so."""
-        self.quads = self._choose_quads()
         for staging in (True, False):
             self.staging = staging
             self.stages = self._stages()
+            if not self.quads and self._wants_quads():
+                self.quads = True
+                self.stages = self._stages()
             self.uses = self._find_uses()
             self.bank = self._fill_bank()
             # A thread of a gemm has a block of one element.
@@ -355,11 +349,9 @@ class Block:
             for tile in self.read(stage):
                 if tile in maker and maker[tile] < position:
                     readers.setdefault(tile, []).append(position)
-        for out in self.summed:
-            tile = self.plan.results[out]
-            if tile in maker:
-                readers.setdefault(tile, []).append(len(self.stages))
         sums = {self.plan.results[out] for out in self.summed}
+        for tile in sums & maker.keys():
+            readers.setdefault(tile, []).append(len(self.stages))
         assembled = {stage.number for stage in self.stages if isinstance(stage, Assembly)}
         viewed = {x.tile for x in self.origins.values() if x.index is None}
         plain = sums | viewed | assembled
@@ -378,14 +370,14 @@ class Block:
             tiles = list(stage.step.operands)
         found: dict[int, None] = {}
         for tile in tiles:
-            staged = tile in self.staged and not self._copies(stage, tile)
+            staged = tile in self.staged and not self._copies(stage)
             at = Origin(tile) if staged else self.origin(tile)
             found[at.tile] = None
             if at.index is not None:
                 found[at.index] = None
         return list(found)
 
-    def _copies(self, stage: Stage, tile: int) -> bool:
+    def _copies(self, stage: Stage) -> bool:
         return isinstance(stage, Sweep) and stage.moves[0].step is None
 
     def _threads_of(self, stage: Stage) -> int:
@@ -478,7 +470,7 @@ class Block:
 
     def bank_uses(self) -> int:
         """How often a matrix in the constant bank is used."""
-        return sum(matrix in self.bank for matrix in self.matrices(lanes=1))
+        return sum(matrix in self.bank for matrix in self._thread_matrices())
 
     def busy(self) -> float:
         """The part of the threads that the widest stage has work for."""

@@ -12,68 +12,13 @@ import numpy as np
 
 from jaxmagma.lowering.cuda import banks
 from jaxmagma.lowering.cuda.blocks import Block
+from jaxmagma.lowering.cuda.functors import FUNCTORS
 from jaxmagma.lowering.cuda.gemms import blocking_of
 from jaxmagma.lowering.cuda.pieces import Pieces, pieces_of
 from jaxmagma.lowering.cuda.sources import Origin, Strided
 from jaxmagma.lowering.cuda.sweeps import ALONG, Assembly, Gemm, Move, Sweep, Value, grouped
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange
 
-
-# The function object, in cuda/functions.cuh, of each pointwise function of a program.
-FUNCTORS = {
-    "neg": "Negate",
-    "abs": "Abs",
-    "sign": "Sign",
-    "floor": "Floor",
-    "ceil": "Ceil",
-    "round_away": "RoundAway",
-    "round_even": "RoundEven",
-    "sqrt": "Sqrt",
-    "rsqrt": "Rsqrt",
-    "cbrt": "Cbrt",
-    "exp": "Exp",
-    "exp2": "Exp2",
-    "expm1": "Expm1",
-    "log": "Log",
-    "log1p": "Log1p",
-    "logistic": "Logistic",
-    "sin": "Sin",
-    "cos": "Cos",
-    "tan": "Tan",
-    "asin": "Asin",
-    "acos": "Acos",
-    "atan": "Atan",
-    "sinh": "Sinh",
-    "cosh": "Cosh",
-    "tanh": "Tanh",
-    "asinh": "Asinh",
-    "acosh": "Acosh",
-    "atanh": "Atanh",
-    "erf": "Erf",
-    "erfc": "Erfc",
-    "add": "Add",
-    "sub": "Subtract",
-    "mul": "Multiply",
-    "div": "Divide",
-    "rem": "Remainder",
-    "pow": "Power",
-    "atan2": "Atan2",
-    "max": "Max",
-    "min": "Min",
-    "lt": "Less",
-    "le": "LessEqual",
-    "gt": "Greater",
-    "ge": "GreaterEqual",
-    "eq": "Equal",
-    "ne": "NotEqual",
-    "is_finite": "IsFinite",
-    "not": "Not",
-    "and": "And",
-    "or": "Or",
-    "xor": "Xor",
-    "first": "First",
-    "select": "Select",
-}
 
 # Why the constant bank ends in zeros.
 UNKNOWN_ZEROS = "added to each use: else values would stay in registers from one to the next"
