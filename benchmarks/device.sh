@@ -24,11 +24,8 @@ build() {
 }
 
 test() {
-  local workers=()
-  if "$python" -c "import xdist" 2>/dev/null; then workers=(-n 8); fi
-  XLA_PYTHON_CLIENT_PREALLOCATE=false JAXMAGMA_REQUIRE_GPU=1 JAXMAGMA_REQUIRE_NVRTC=1 \
-    "$python" -P -m pytest -q -p no:cacheprovider "${workers[@]}" \
-    tests/test_cuda.py tests/test_cuda_compile.py
+  JAXMAGMA_REQUIRE_GPU=1 JAXMAGMA_REQUIRE_NVRTC=1 \
+    "$python" -P -m pytest -q -p no:cacheprovider tests/test_cuda.py tests/test_cuda_compile.py
 }
 
 # A few kernels of each kind: with every array in an allocation of its own, an access beyond its
@@ -37,7 +34,7 @@ sanitized() {
   local tool=$1 tests=$2
   XLA_PYTHON_CLIENT_ALLOCATOR=platform XLA_FLAGS="--xla_gpu_autotune_level=0" \
     compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 \
-    "$python" -P -m pytest -q -p no:cacheprovider tests/test_cuda.py -k "$tests"
+    "$python" -P -m pytest -q -p no:cacheprovider -p no:xdist tests/test_cuda.py -k "$tests"
 }
 
 memcheck() {

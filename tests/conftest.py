@@ -5,6 +5,7 @@
   imported first and the checkout is added afterwards, for ``tests`` and ``benchmarks``.
 * The CPU is eight devices, for the sharding tests. They share one pool of threads, and neither
   compile nor run times change measurably.
+* The tests run in a process for each core, where pytest-xdist is installed; ``-n 0`` is one process.
 * float64 is on, and both promotions are strict, so that jaxmagma never relies on implicit
   promotion itself. A test *of* promotion asks for the fixture ``standard_promotion``.
 """
@@ -25,6 +26,9 @@ from hypothesis import settings
 
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# Each may take two gigabytes of memory.
+MOST_PROCESSES = 8
 
 
 def _import_installed() -> None:
@@ -52,6 +56,17 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # Compiling makes the first example slow; the same examples every time make a failure repeatable.
 settings.register_profile("jaxmagma", deadline=None, derandomize=True)
 settings.load_profile("jaxmagma")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    option = config.option
+    chosen = getattr(option, "numprocesses", 0) is not None
+    if not (chosen or option.usepdb or hasattr(config, "workerinput")):
+        option.numprocesses = min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
+        option.dist = "worksteal"
+        # They share the GPU, if there is one.
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 def _has_gpu() -> bool:
