@@ -3,9 +3,11 @@
 
 #include "batch.cuh"
 #include "complex.cuh"
+#include "fetch.cuh"
 #include "functions.cuh"
 #include "gemm.cuh"
 #include "map.cuh"
+#include "pack.cuh"
 #include "quad.cuh"
 #include "reduce.cuh"
 #include "tile.cuh"

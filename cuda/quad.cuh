@@ -1,101 +1,84 @@
 // Fibres that four neighbouring lanes of a warp, a quad, own together: how tensor cores see them.
 //
-// A warp has eight quads, and eight fibres at a time. Value i of a fibre is in lane i % 4. A
-// product with a matrix takes fibres so and gives them so: nothing moves between lanes from one
-// product to the next, and a lane has a quarter of the registers of a thread that owns a fibre
-// alone.
+// A warp has eight quads. Value i of a fibre is in lane i % 4. A product with a matrix takes fibres
+// so and gives them so: nothing moves between lanes from one product to the next, and a lane has a
+// quarter of the registers of a thread that owns a fibre alone. A quad has W fibres at a time: the
+// tensor cores of sm_90 take two in the time of one.
 #pragma once
 
-#include "tile.cuh"
+#include "pack.cuh"
 
 namespace jaxmagma {
 
-// A lane, and whether its quad has a fibre of its own. If not, it goes along with the first of the
-// warp, for products need all lanes, and writes nothing.
+// A lane, and whether its quad has so many fibres of its own. If not, it goes along with the first
+// of the warp, for products need all lanes, and writes nothing.
+template <int W>
 struct Quad {
   int lane;
-  bool has;
+  bool has[W];
 };
 
-template <class T, int N>
+// W fibres of N values each.
+template <class T, int W, int N>
 struct QuadFibre {
   static constexpr int slots = (N + 3) / 4;
-  T value[slots];
-  __device__ __forceinline__ T& operator[](int slot) { return value[slot]; }
-  __device__ __forceinline__ const T& operator[](int slot) const { return value[slot]; }
+  Pack<T, W> value[slots];
+  __device__ __forceinline__ Pack<T, W>& operator[](int slot) { return value[slot]; }
+  __device__ __forceinline__ const Pack<T, W>& operator[](int slot) const { return value[slot]; }
 };
 
 // Whether a lane's value number `slot` is one of the N of a fibre.
-template <int N>
-__device__ __forceinline__ bool inside(const Quad& quad, int slot) {
+template <int N, int W>
+__device__ __forceinline__ bool inside(const Quad<W>& quad, int slot) {
   return slot < N / 4 || 4 * slot + quad.lane < N;
 }
 
 // Which value of the fibre that is; beyond the end, one of the first once more.
-template <int N>
-__device__ __forceinline__ int position(const Quad& quad, int slot) {
+template <int N, int W>
+__device__ __forceinline__ int position(const Quad<W>& quad, int slot) {
   const int first = inside<N>(quad, 0) ? quad.lane : 0;
   return first + (inside<N>(quad, slot) ? 4 * slot : 0);
 }
 
-// Whether the lane is to write it.
-template <int N>
-__device__ __forceinline__ bool owns(const Quad& quad, int slot) {
-  return quad.has && inside<N>(quad, slot);
-}
-
-template <int N, int STRIDE, class T>
-__device__ __forceinline__ auto load(const Quad& quad, const T* from) {
-  QuadFibre<typename Mutable<T>::type, N> x;
-#pragma unroll
-  for (int slot = 0; slot < x.slots; ++slot) x[slot] = from[position<N>(quad, slot) * STRIDE];
-  return x;  // (N)
-}
-
 template <int N, int STRIDE, class T, int W>
-__device__ __forceinline__ auto load(const Quad& quad, const Place<T, W>& from) {
-  QuadFibre<Pack<typename Mutable<T>::type, W>, N> x;
+__device__ __forceinline__ auto load(const Quad<W>& quad, const Place<T, W>& from) {
+  QuadFibre<typename Mutable<T>::type, W, N> x;
 #pragma unroll
-  for (int w = 0; w < W; ++w) {
-#pragma unroll
-    for (int slot = 0; slot < x.slots; ++slot) {
-      x[slot].value[w] = from.at[w][position<N>(quad, slot) * STRIDE];
-    }
+  for (int slot = 0; slot < x.slots; ++slot) {
+    x[slot] = get(from + position<N>(quad, slot) * STRIDE);
   }
   return x;  // (N), W times
 }
 
-template <int N, int STRIDE, int COMPONENT, int COMPONENTS, class T>
-__device__ __forceinline__ QuadFibre<T, N> load_gathered(const Quad& quad, const T* vector,
-                                                         const int* index, int component) {
-  QuadFibre<T, N> x;
+template <int N, int STRIDE, int COMPONENT, int COMPONENTS, class T, int W, class Component>
+__device__ __forceinline__ auto load_gathered(const Quad<W>& quad, const Place<T, W>& vector,
+                                              const Place<const int, W>& index,
+                                              const Component& component) {
+  QuadFibre<typename Mutable<T>::type, W, N> x;
 #pragma unroll
   for (int slot = 0; slot < x.slots; ++slot) {
     const int i = position<N>(quad, slot);
     x[slot] = gathered<COMPONENTS>(vector, index + i * STRIDE, component + i * COMPONENT);
   }
-  return x;  // (N)
+  return x;  // (N), W times
 }
 
-template <int STRIDE, class T, int N>
-__device__ __forceinline__ void store(const Quad& quad, T* to, const QuadFibre<T, N>& x) {
+// Writes value number `slot` of fibres of N values.
+template <int N, class T, int W>
+__device__ __forceinline__ void put(const Quad<W>& quad, int slot, const Place<T, W>& to,
+                                    const Pack<T, W>& x) {
 #pragma unroll
-  for (int slot = 0; slot < x.slots; ++slot) {
-    if (owns<N>(quad, slot)) to[position<N>(quad, slot) * STRIDE] = x[slot];  // (N)
+  for (int w = 0; w < W; ++w) {
+    if (quad.has[w] && to.has[w] && inside<N>(quad, slot)) *to.at[w] = x.value[w];
   }
 }
 
 template <int STRIDE, class T, int W, int N>
-__device__ __forceinline__ void store(const Quad& quad, const Place<T, W>& to,
-                                      const QuadFibre<Pack<T, W>, N>& x) {
+__device__ __forceinline__ void store(const Quad<W>& quad, const Place<T, W>& to,
+                                      const QuadFibre<T, W, N>& x) {
 #pragma unroll
-  for (int w = 0; w < W; ++w) {
-#pragma unroll
-    for (int slot = 0; slot < x.slots; ++slot) {
-      if (to.has[w] && owns<N>(quad, slot)) {
-        to.at[w][position<N>(quad, slot) * STRIDE] = x[slot].value[w];  // (N)
-      }
-    }
+  for (int slot = 0; slot < x.slots; ++slot) {
+    put<N>(quad, slot, to + position<N>(quad, slot) * STRIDE, x[slot]);  // (N), W times
   }
 }
 
@@ -112,9 +95,10 @@ __device__ __forceinline__ Pack<T, W> from_lane(Pack<T, W> x, int other) {
 }
 
 // sum_i x[i], in all lanes of the quad
-template <class T, int N>
-__device__ __forceinline__ QuadFibre<T, 1> reduce(const Quad& quad, const QuadFibre<T, N>& x) {
-  T sum{};
+template <class T, int W, int N>
+__device__ __forceinline__ QuadFibre<T, W, 1> reduce(const Quad<W>& quad,
+                                                     const QuadFibre<T, W, N>& x) {
+  Pack<T, W> sum{};
 #pragma unroll
   for (int slot = 0; slot < x.slots; ++slot) {
     if (inside<N>(quad, slot)) sum += x[slot];
@@ -138,7 +122,7 @@ __device__ __forceinline__ void multiply_add(double (&c)[2], double a, double b)
 #endif
 }
 
-// The same for fibres of several elements.
+// The same for W times eight fibres.
 template <int W>
 __device__ __forceinline__ void multiply_add(Pack<double, W> (&c)[2], const Pack<double, W>& a,
                                              double b) {
@@ -202,19 +186,20 @@ __device__ __forceinline__ auto load_matrix(const T* from, int thread) {
 }
 
 // y[m] = sum_k matrix[m, k] x[k]
-template <class S, class T, int M, int K>
-__device__ __forceinline__ QuadFibre<T, M> gemm(const Quad& quad, const Matrix<S, M, K>& matrix,
-                                                QuadFibre<T, K> x) {
+template <class S, class T, int W, int M, int K>
+__device__ __forceinline__ QuadFibre<T, W, M> gemm(const Quad<W>& quad,
+                                                   const Matrix<S, M, K>& matrix,
+                                                   QuadFibre<T, W, K> x) {
   constexpr int kPieces = (M + 7) / 8;
   // What is beyond the end of the fibre meets zeros, and must not be NaN.
-  if (!inside<K>(quad, x.slots - 1)) x[x.slots - 1] = T{};
-  T sum[kPieces][2] = {};
+  if (!inside<K>(quad, x.slots - 1)) x[x.slots - 1] = {};
+  Pack<T, W> sum[kPieces][2] = {};
 #pragma unroll
   for (int k = 0; k < x.slots; ++k) {
 #pragma unroll
     for (int m = 0; m < kPieces; ++m) multiply_add(sum[m], x[k], matrix.value[k][m]);
   }
-  QuadFibre<T, M> y;
+  QuadFibre<T, W, M> y;
 #pragma unroll
   for (int slot = 0; slot < y.slots; ++slot) y[slot] = sum[slot / 2][slot % 2];
   return y;  // (M)
@@ -222,17 +207,23 @@ __device__ __forceinline__ QuadFibre<T, M> gemm(const Quad& quad, const Matrix<S
 
 // ---- Threads ---------------------------------------------------------------------------------
 
-// Calls body(quad, i, j, ...) for every line of EXTENTS, spread over the quads of THREADS threads.
-// All lanes of a warp make each call together.
-template <int THREADS, int... EXTENTS, class Body>
+// Calls body(quad, i, j, ...) for every line of EXTENTS, W at a time, spread over the quads of
+// THREADS threads. All lanes of a warp make each call together.
+template <int THREADS, int W, int... EXTENTS, class Body>
 __device__ __forceinline__ void quads(int thread, const Body& body) {
   static_assert(THREADS % 32 == 0, "warps are whole");
-  constexpr int count = Lines<EXTENTS...>::count, step = THREADS / 4;
+  constexpr int count = Lines<EXTENTS...>::count, of_warp = 8 * W;
 #pragma unroll 1
-  for (int first = thread / 32 * 8; first < count; first += step) {
-    const int line = first + thread % 32 / 4;
-    const Quad quad = {thread % 4, count % 8 == 0 || line < count};
-    Lines<EXTENTS...>::visit(quad.has ? line : first, body, quad);
+  for (int first = thread / 32 * of_warp; first < count; first += THREADS / 32 * of_warp) {
+    Quad<W> quad = {thread % 4};
+    Pack<unsigned, W> line;
+#pragma unroll
+    for (int w = 0; w < W; ++w) {
+      const int own = first + 8 * w + thread % 32 / 4;
+      quad.has[w] = count % of_warp == 0 || own < count;
+      line.value[w] = quad.has[w] ? own : first;
+    }
+    Lines<EXTENTS...>::visit(line, body, quad);
   }
 }
 

@@ -59,86 +59,6 @@ __device__ __forceinline__ void zero(Block<T, M, N>& x) {
   }
 }
 
-// ---- Several elements in one thread ----------------------------------------------------------
-
-// The same value of W elements: what a thread fetches of a matrix then serves W multiply-adds.
-template <class T, int W>
-struct Pack {
-  T value[W];
-};
-
-template <class T, int W>
-__device__ __forceinline__ Pack<T, W> operator+(const Pack<T, W>& a, const Pack<T, W>& b) {
-  Pack<T, W> y;
-#pragma unroll
-  for (int w = 0; w < W; ++w) y.value[w] = a.value[w] + b.value[w];
-  return y;
-}
-
-template <class T, int W>
-__device__ __forceinline__ Pack<T, W> operator*(const Pack<T, W>& a, const Pack<T, W>& b) {
-  Pack<T, W> y;
-#pragma unroll
-  for (int w = 0; w < W; ++w) y.value[w] = a.value[w] * b.value[w];
-  return y;
-}
-
-template <class T, int W>
-__device__ __forceinline__ Pack<T, W> operator*(T a, const Pack<T, W>& b) {
-  Pack<T, W> y;
-#pragma unroll
-  for (int w = 0; w < W; ++w) y.value[w] = a * b.value[w];
-  return y;
-}
-
-template <class T, int W>
-__device__ __forceinline__ Pack<T, W>& operator+=(Pack<T, W>& a, const Pack<T, W>& b) {
-  return a = a + b;
-}
-
-template <class T, int W>
-__device__ __forceinline__ Pack<T, W> multiply_add(T a, const Pack<T, W>& b, Pack<T, W> sum) {
-#pragma unroll
-  for (int w = 0; w < W; ++w) sum.value[w] = multiply_add(a, b.value[w], sum.value[w]);
-  return sum;
-}
-
-// Where the tiles of W elements are, and which of them are to be written.
-template <class T, int W>
-struct Place {
-  T* at[W];
-  bool has[W];
-
-  __device__ __forceinline__ Place operator+(int offset) const {
-    Place moved = *this;
-#pragma unroll
-    for (int w = 0; w < W; ++w) moved.at[w] += offset;
-    return moved;
-  }
-};
-
-// The tiles of elements e, e + ELEMENTS / W, ...; tile(e) points to the tile of element e.
-template <int W, int ELEMENTS, class Tile>
-__device__ __forceinline__ auto each(const Tile& tile, int e) {
-  static_assert(ELEMENTS % W == 0, "a thread has W elements, never fewer");
-  Place<typename Pointee<decltype(tile(0))>::type, W> place;
-#pragma unroll
-  for (int w = 0; w < W; ++w) {
-    place.at[w] = tile(e + w * (ELEMENTS / W));
-    place.has[w] = true;
-  }
-  return place;
-}
-
-// The same, of those elements that there are.
-template <int W, int ELEMENTS, class Tile, class Slice>
-__device__ __forceinline__ auto each(const Tile& tile, int e, const Slice& slice) {
-  auto place = each<W, ELEMENTS>(tile, e);
-#pragma unroll
-  for (int w = 0; w < W; ++w) place.has[w] = slice.has(e + w * (ELEMENTS / W));
-  return place;
-}
-
 // ---- Between memory and registers ------------------------------------------------------------
 
 template <int N, int STRIDE = 0, class T>
@@ -157,31 +77,7 @@ __device__ __forceinline__ void store(T* to, const Fibre<T, N>& x) {
   for (int i = 0; i < N; ++i) to[i * STRIDE] = x[i];  // (N)
 }
 
-template <int N, int STRIDE = 0, class T, int W>
-__device__ __forceinline__ Fibre<Pack<typename Mutable<T>::type, W>, N> load(
-    const Place<T, W>& from) {
-  static_assert(N == 1 || STRIDE > 0, "values of a fibre lie apart");
-  Fibre<Pack<typename Mutable<T>::type, W>, N> x;
-#pragma unroll
-  for (int w = 0; w < W; ++w) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) x[i].value[w] = from.at[w][i * STRIDE];
-  }
-  return x;  // (N), W times
-}
-
-template <int STRIDE = 0, class T, int W, int N>
-__device__ __forceinline__ void store(const Place<T, W>& to, const Fibre<Pack<T, W>, N>& x) {
-  static_assert(N == 1 || STRIDE > 0, "values of a fibre lie apart");
-#pragma unroll
-  for (int w = 0; w < W; ++w) {
-    if (!to.has[w]) continue;
-#pragma unroll
-    for (int i = 0; i < N; ++i) to.at[w][i * STRIDE] = x[i].value[w];  // (N)
-  }
-}
-
-// One value, or one of each of W elements.
+// One value.
 template <class T>
 __device__ __forceinline__ T get(const T* from) {
   return *from;
@@ -190,16 +86,6 @@ __device__ __forceinline__ T get(const T* from) {
 template <class T>
 __device__ __forceinline__ void put(T* to, T x) {
   *to = x;
-}
-
-template <class T, int W>
-__device__ __forceinline__ auto get(const Place<T, W>& from) {
-  return load<1>(from)[0];
-}
-
-template <class T, int W>
-__device__ __forceinline__ void put(const Place<T, W>& to, const Pack<T, W>& x) {
-  store(to, Fibre<Pack<T, W>, 1>{{x}});
 }
 
 // A component of what a vector of COMPONENTS each has at `index`; zero if that is negative.
@@ -267,13 +153,17 @@ __device__ __forceinline__ void store(T* to, const Block<T, M, N>& x, int row, i
 
 // ---- Threads ---------------------------------------------------------------------------------
 
+__device__ __forceinline__ int coordinate(unsigned x) {
+  return static_cast<int>(x);
+}
+
 // Coordinates of line number `line`, the last extent fastest.
 template <int... EXTENTS>
 struct Lines {
   static constexpr int count = 1;
 
-  template <class Body, class... At>
-  static __device__ __forceinline__ void visit(unsigned, const Body& body, At... at) {
+  template <class Line, class Body, class... At>
+  static __device__ __forceinline__ void visit(Line, const Body& body, At... at) {
     body(at...);
   }
 };
@@ -282,13 +172,13 @@ template <int FIRST, int... REST>
 struct Lines<FIRST, REST...> {
   static constexpr int count = FIRST * Lines<REST...>::count;
 
-  template <class Body, class... At>
-  static __device__ __forceinline__ void visit(unsigned line, const Body& body, At... at) {
+  template <class Line, class Body, class... At>
+  static __device__ __forceinline__ void visit(Line line, const Body& body, At... at) {
     constexpr unsigned rest = Lines<REST...>::count;
     if constexpr (FIRST == 1) {
-      Lines<REST...>::visit(line, body, at..., 0);
+      Lines<REST...>::visit(line, body, at..., coordinate(Line{}));
     } else {
-      Lines<REST...>::visit(line % rest, body, at..., static_cast<int>(line / rest));
+      Lines<REST...>::visit(line % rest, body, at..., coordinate(line / rest));
     }
   }
 };
@@ -298,10 +188,12 @@ template <int THREADS, int... EXTENTS, class Body>
 __device__ __forceinline__ void lines(int thread, const Body& body) {
   constexpr int count = Lines<EXTENTS...>::count;
   if constexpr (count <= THREADS) {
-    if (count == THREADS || thread < count) Lines<EXTENTS...>::visit(thread, body);
+    if (count == THREADS || thread < count)
+      Lines<EXTENTS...>::visit(static_cast<unsigned>(thread), body);
   } else {
 #pragma unroll 1
-    for (int line = thread; line < count; line += THREADS) Lines<EXTENTS...>::visit(line, body);
+    for (unsigned line = thread; line < count; line += THREADS)
+      Lines<EXTENTS...>::visit(line, body);
   }
 }
 
@@ -310,7 +202,7 @@ template <int THREADS, int... EXTENTS, class Body>
 __device__ __forceinline__ void values(int thread, const Body& body) {
   constexpr int count = Lines<EXTENTS...>::count;
 #pragma unroll 4
-  for (int line = thread; line < count; line += THREADS) Lines<EXTENTS...>::visit(line, body);
+  for (unsigned line = thread; line < count; line += THREADS) Lines<EXTENTS...>::visit(line, body);
 }
 
 // Makes what a group of THREADS threads wrote to shared memory visible to all of it.

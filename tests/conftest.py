@@ -5,7 +5,7 @@
   imported first and the checkout is added afterwards, for ``tests`` and ``benchmarks``.
 * The CPU is eight devices, for the sharding tests. They share one pool of threads, and neither
   compile nor run times change measurably.
-* The tests run in a process for each core, where pytest-xdist is installed; ``-n 0`` is one process.
+* Where pytest-xdist is installed, each core runs a process with some of the tests; ``-n 0`` is one.
 * float64 is on, and both promotions are strict, so that jaxmagma never relies on implicit
   promotion itself. A test *of* promotion asks for the fixture ``standard_promotion``.
 """

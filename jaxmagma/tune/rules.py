@@ -103,7 +103,7 @@ def _given(name: str) -> Callable[[Candidate], int]:
     return lambda x: getattr(x.parameters, name, None) or 0
 
 
-_threads, _elements, _pack, _groups = map(_given, ("threads", "elements", "pack", "groups"))
+_threads, _groups = map(_given, ("threads", "groups"))
 
 INVALID = "not a combination of parameters"
 ON_PARAMETERS = (
@@ -113,11 +113,6 @@ ON_PARAMETERS = (
         reads=("threads", "groups"),
     ),
     Rule("threads are not whole warps", lambda x: _threads(x) % WARP != 0, reads=("threads",)),
-    Rule(
-        "a thread's elements do not divide a group's",
-        lambda x: _elements(x) % max(1, _pack(x)) != 0,
-        reads=("elements", "pack"),
-    ),
 )
 
 DECLINED = "no such kernel"

@@ -107,12 +107,13 @@ CUDA = Space(
         one("elements", None, 2, 4, 1, 8, 3, 6, 16, 12, 32),
         one("min_blocks", None, 2, 4, 1, 3, 6, 8),
         one("quads", None, True, False),
-        one("pack", None, 1, 2, 4),
+        one("fibres", None, 1, 2, 4),
         one("in_place", None, True, False),
-        one("slices", 1, 2, 4),
+        one("slices", None, 1, 2, 4),
+        one("fetch", None, 0, 1, 2),
         one("hold", None, True, False),
         one("prefetch", True, False),
-        one("padding", True, False),
+        one("padding", None, 0, 5, 15),
     )
 )
 

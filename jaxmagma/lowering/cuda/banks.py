@@ -52,11 +52,17 @@ def choose(
     itemsize: int,
     elements: int,
     accesses: tuple[Access, ...],
-    inner_padding: bool = True,
+    inner_padding: bool,
+    most: int,
 ) -> Layout:
-    """The layout with the fewest conflicts and, among equals, the smallest."""
+    """The layout with the fewest conflicts and, among equals, the smallest.
+
+    After a step on an axis ``most`` values may be left unused; inside a tile only if
+    ``inner_padding``.
+    """
     banks = max(1, BYTES_AT_A_TIME // itemsize)
-    layouts = [row_major(shape, padding) for padding in _paddings(len(shape), banks, inner_padding)]
+    paddings = _paddings(len(shape), banks, inner_padding, elements > 1, most)
+    layouts = [row_major(shape, padding) for padding in paddings]
     strides = np.array([(x.element, *x.strides, 0) for x in layouts])  # (layouts, 1 + rank + 1)
     # A conflict costs a cycle each time; memory costs occupancy only now and then.
     cost = 1e-3 * strides[:, 0]
@@ -65,13 +71,16 @@ def choose(
     return layouts[int(np.argmin(cost))]
 
 
-def _paddings(rank: int, banks: int, inner: bool) -> list[tuple[int, ...]]:
+def _paddings(
+    rank: int, banks: int, inner: bool, several: bool, most: int
+) -> list[tuple[int, ...]]:
     if rank == 0:
         return [(0,)]
-    element = range(banks)
+    # Where axes have many paddings, those of elements matter less, and all would be too many.
+    element = range(0, banks if several else 1, 1 if most < 6 else 4)
     if not inner or rank == 1:
         return [(e, *(0,) * (rank - 1)) for e in element]
-    steps = range(min(banks, 6))
+    steps = range(min(banks, most + 1))
     free = min(rank - 1, 2)
     return [
         (e, *pads, *(0,) * (rank - 1 - free))

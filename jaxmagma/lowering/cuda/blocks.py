@@ -6,14 +6,16 @@ the constant bank; ``shared`` finds room for the tiles.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
+from jaxmagma.choices import architecture
 from jaxmagma.lowering.cuda import banks
 from jaxmagma.lowering.cuda.gemms import blocking_of
 from jaxmagma.lowering.cuda.pieces import Pieces, pieces_of
-from jaxmagma.lowering.cuda.shared import Shared, Uses, rooms_of
+from jaxmagma.lowering.cuda.shared import BEFORE, Shared, Uses, rooms_of
 from jaxmagma.lowering.cuda.sources import Origin, Strided, composed, origin, placed_once
 from jaxmagma.lowering.cuda.sweeps import (
     ALONG,
@@ -42,7 +44,8 @@ CONSTANT_BYTES = 64 << 10
 # A block takes no more shared memory than every GPU since sm_80 has, unless one element needs more:
 # then what those made for float64 have.
 SHARED_BYTES = 99 << 10
-MOST_SHARED_BYTES = 163 << 10
+MOST_SHARED_BYTES = {"sm_90": 227 << 10, "sm_100": 227 << 10, "sm_103": 227 << 10}
+LEAST_SHARED_BYTES = 163 << 10
 MAX_THREADS = 1024
 
 # Shared memory of a multiprocessor, what the system takes of it for each block, and the threads
@@ -60,17 +63,35 @@ SEVERAL_MOVES = 8
 CROWDED_MOVES = 100
 
 # Tensor cores take fibres of so many values or more, if a thread would need more registers than
-# this. A quad has so many fibres one after the other, which share what it has of a matrix; a warp
-# that has them eight at a time does all of an element if it need not do so more often than this,
-# and those of two elements together if they are longer than that.
+# this; than the next, if an element has few fibres. A quad has so many fibres one after the other,
+# which share what it has of a matrix; a warp that has them eight at a time does all of an element,
+# if it need not do so more often than this.
 FEW_VALUES = 10
-THREAD_REGISTERS = 60
+THREAD_REGISTERS = 45
+ALONE_REGISTERS = 59
 QUAD_LINES = 4
 FEW_OCTETS = 4
-MANY_VALUES = 24
-# Matrices stay in registers, if they take no more than this; less for each element more of a quad.
+# Fibres of a quad at a time: those of two lines, which sm_90 multiplies in the time of one.
+QUAD_FIBRES = 2
+# Threads of an element whose fibres are many. Twice as many if shared memory has room for one such
+# group alone, or for two and registers for both.
+QUAD_THREADS = 128
+QUAD_REGISTERS = 60
+# The copy engine brings operands, unless a warp reads them in so few steps, or a multiprocessor
+# would have fewer groups than these.
+DIRECT_OCTETS = 2
+FEWEST_GROUPS = 2
+# A warp that has to arrange matrices for itself uses them for so many elements in turn.
+TRACED_SLICES = 8
+# The most padding of an axis in shared memory. Four lanes along fibres and lines side by side may
+# need strides that are far from those of a tile.
+NARROW = 5
+WIDE = 15
+# GPUs without a copy engine.
+WITHOUT_ENGINE = ("sm_80", "sm_86", "sm_87", "sm_89")
+# Matrices stay in registers, if they take no more than this; less for each fibre more of a quad.
 HELD_REGISTERS = 140
-PACK_REGISTERS = 20
+FIBRE_REGISTERS = 20
 
 # Rows of an output that are so long go through shared memory, to be written side by side.
 LONG_ROW = 4
@@ -82,18 +103,23 @@ class Parameters:
 
     threads: int | None = None  # of a group: threads that work together on some elements
     elements: int | None = None  # of a group
-    pack: int | None = None  # elements of one thread, which share what it fetches of a matrix
     groups: int | None = None  # in a block; groups of one warp never wait for another
-    slices: int = 1  # that a group works through, one after the other
+    slices: int | None = None  # that a group works through, one after the other
     prefetch: bool = True  # asks for tiles some time before they are read
     min_blocks: int | None = None  # on a multiprocessor, for the compiler's choice of registers
     quads: bool | None = None  # fibres are owned by four lanes, and tensor cores multiply them
+    fibres: int | None = None  # of four lanes at a time
     hold: bool | None = None  # matrices for tensor cores stay in registers
-    padding: bool = True  # of tiles in shared memory, against bank conflicts
+    fetch: int | None = None  # operands of quads that the copy engine brings to shared memory
+    padding: int | None = None  # at most, of axes in shared memory, against bank conflicts
     in_place: bool | None = None  # tiles take the place of those that they are made from
     shared_bytes: int = SHARED_BYTES  # most shared memory for one block
 
     def __post_init__(self) -> None:
+        for name in ("threads", "elements", "groups", "slices", "fibres"):
+            given = getattr(self, name)
+            if given is not None and given < 1:
+                raise ValueError(f"{name}={given} is none at all")
         if self.groups is not None and self.groups > 1 and self.threads != 32:
             raise ValueError(f"groups of {self.threads} threads: several in a block have 32 each")
 
@@ -121,8 +147,8 @@ class Block:
         self.written, self.skipped = self._find_written()
         self.quads = bool(parameters.quads) and self.dtype == np.float64
         self.bank: list[int] = []
-        self.pack = self.groups = 1
-        self.slices = 1 if self.summed else parameters.slices
+        self.groups = 1
+        self.slices = 1
         self.staging = True
         self.stages: list[Stage] = []
 
@@ -172,11 +198,11 @@ class Block:
         """Whether tensor cores had better multiply fibres: whole ones are too much for a thread."""
         if self.dtype != np.float64 or self.parameters.quads is not None:
             return False
+        sweeps = [stage for stage in self.stages if isinstance(stage, Sweep)]
+        few = -(-max((x.count for x in sweeps), default=0) // 8) <= FEW_OCTETS
+        most = ALONE_REGISTERS if few else THREAD_REGISTERS
         return any(
-            self._longest(stage) >= FEW_VALUES
-            and live_registers(self.plan, stage) > THREAD_REGISTERS
-            for stage in self.stages
-            if isinstance(stage, Sweep)
+            self._longest(x) >= FEW_VALUES and live_registers(self.plan, x) > most for x in sweeps
         )
 
     def _longest(self, sweep: Sweep) -> int:
@@ -205,7 +231,14 @@ class Block:
         if self.parameters.hold is not None:
             return self.parameters.hold
         words = sum(math.prod(x.counts) for x in self.pieces()) * self.dtype.itemsize // 4
-        return words <= HELD_REGISTERS - PACK_REGISTERS * (self.pack - 1)
+        fibres = self.parameters.fibres or QUAD_FIBRES
+        return words <= HELD_REGISTERS - FIBRE_REGISTERS * (fibres - 1)
+
+    def fibres(self, sweep: Sweep) -> int:
+        """Fibres that a quad has at a time: as many as leave no warp without."""
+        octets = -(-self.elements * sweep.count // 8)
+        most = -(-octets // (self.threads // 32))
+        return min(self.parameters.fibres or QUAD_FIBRES, most)
 
     def _products(self, lanes: int) -> list[Move]:
         """The mode products whose fibres so many lanes own."""
@@ -224,32 +257,62 @@ class Block:
             if not self.quads and self._wants_quads():
                 self.quads = True
                 self.stages = self._stages()
-            self.uses = self._find_uses()
             self.bank = self._fill_bank()
-            # A thread of a gemm has a block of one element.
-            fibres = not any(isinstance(stage, Gemm) for stage in self.stages)
-            plain = all(isinstance(stage, Sweep) for stage in self.stages) and not self.gathered
-            self._choose_groups(plain)
-            crowded = not self.quads and any(self._crowded(stage) for stage in self.stages)
-            for elements, threads in self._shapes():
-                self.elements, self.threads = elements, threads
-                self.min_blocks = self.parameters.min_blocks
-                if self.min_blocks is None:
-                    # For sweeps it pays to let the compiler take the registers it likes, unless
-                    # they are so many that too few threads are left; for gemms not.
-                    few = min(3, max(1, round(BUSY_THREADS / threads))) if crowded else 1
-                    self.min_blocks = few if fibres else 0
-                self.shared = self._shared(self.parameters.in_place or self.quads)
-                if self.parameters.in_place is None and not self._has_room():
-                    self.shared = self._shared(in_place=True)
-                fewest = self.elements == self.pack and self.groups == 1
-                most = MOST_SHARED_BYTES if fewest else self.parameters.shared_bytes
-                if self.shared_bytes() <= most:
-                    return None
+            self._choose_groups()
+            read = self._read_by_quads()
+            for count in self._fetches(len(read)):
+                self.uses = self._find_uses(read[:count])
+                for elements, threads in self._shapes():
+                    self._choose_threads(elements, threads)
+                    fewest = self.elements == self.groups == 1
+                    most = self.most_shared if fewest else self.parameters.shared_bytes
+                    alone = count and self._blocks() < FEWEST_GROUPS
+                    if self.shared_bytes() <= most and not (
+                        alone and self.parameters.fetch is None
+                    ):
+                        return None
         return (
             f"one element needs {self.shared_bytes() >> 10} KB of shared memory, and a block has "
-            f"{MOST_SHARED_BYTES >> 10} KB"
+            f"{self.most_shared >> 10} KB"
         )
+
+    @property
+    def most_shared(self) -> int:
+        """Bytes of shared memory that a block may have."""
+        return MOST_SHARED_BYTES.get(architecture("cuda"), LEAST_SHARED_BYTES)
+
+    def _fetches(self, most: int) -> Iterable[int]:
+        """How many operands the copy engine may bring, the model's favourite first."""
+        if self.parameters.fetch is not None:
+            return (min(self.parameters.fetch, most),)
+        none = self._direct or architecture("cuda") in WITHOUT_ENGINE
+        return (0,) if none else range(most, -1, -1)
+
+    def _choose_threads(self, elements: int, threads: int) -> None:
+        """Chooses how a group of threads does so many elements, and where their tiles are."""
+        self.elements, self.threads = elements, threads
+        self._place_tiles()
+        if self._wants_more_threads():
+            self.threads *= 2
+            self._place_tiles()
+        self.min_blocks = self.parameters.min_blocks
+        if self.min_blocks is None:
+            # For sweeps it pays to let the compiler take the registers it likes, unless they are so
+            # many that too few threads are left; for gemms, of which a thread has blocks, not.
+            crowded = not self.quads and any(self._crowded(stage) for stage in self.stages)
+            few = min(3, max(1, round(BUSY_THREADS / self.threads))) if crowded else 1
+            if self.quads and not self.alone:
+                few = min(self._blocks(), self._enough_blocks())
+            fibres = not any(isinstance(stage, Gemm) for stage in self.stages)
+            self.min_blocks = max(1, few) if fibres else 0
+
+    def _wants_more_threads(self) -> bool:
+        """Whether quads have room for few groups, and registers for more threads."""
+        if not self.quads or self.parameters.threads is not None or self.threads < QUAD_THREADS:
+            return False
+        sweeps = [x for x in self.stages if isinstance(x, Sweep) and x.lanes > 1]
+        light = all(live_registers(self.plan, x) <= QUAD_REGISTERS for x in sweeps)
+        return self._blocks() == 1 or (self._blocks() == 2 and light)
 
     def _crowded(self, stage: Stage) -> bool:
         """Whether a thread would take more registers than leave room for enough threads."""
@@ -260,25 +323,27 @@ class Block:
         several = len(stage.moves) > SEVERAL_MOVES
         return several and live_registers(self.plan, stage) > CROWDED_REGISTERS
 
-    def _choose_groups(self, plain: bool) -> None:
-        """Elements of a thread, and groups of a block; a ``plain`` program has sweeps alone."""
-        given = self.parameters
-        # A warp that has few fibres of an element does all of them, and waits for no other warp.
-        alone = self.alone
-        sweeps = [stage for stage in self.stages if isinstance(stage, Sweep)]
-        longest = max(map(self._longest, sweeps), default=0)
-        pack, groups = given.pack, given.groups
-        if pack is None:
-            pack = 2 if alone and longest > MANY_VALUES else 1
+    def _choose_groups(self) -> None:
+        """Groups of a block, and how many slices of elements each works through."""
+        groups = self.parameters.groups
         if groups is None:
-            groups = 2 if alone and pack == 1 and given.threads in (None, 32) else 1
-        self.pack = pack if plain else 1
+            groups = 2 if self._direct and self.parameters.threads in (None, 32) else 1
         self.groups = 1 if self.summed else groups
+        slices = self.parameters.slices
+        if slices is None:
+            traced = any(not self.is_constant(x.tile) for x in self.pieces())
+            slices = TRACED_SLICES if self._direct and traced else 1
+        self.slices = 1 if self.summed else slices
 
     @property
     def alone(self) -> bool:
         """Whether one warp has all fibres of an element."""
         return 0 < self._octets() <= FEW_OCTETS
+
+    @property
+    def _direct(self) -> bool:
+        """Whether a warp reads an element in so few steps that no copy engine pays."""
+        return 0 < self._octets() <= DIRECT_OCTETS
 
     def _octets(self) -> int:
         """How often one warp would take eight fibres of an element, in the largest sweep."""
@@ -287,11 +352,28 @@ class Block:
 
     def _has_room(self) -> bool:
         """Whether shared memory leaves a multiprocessor enough threads to be busy."""
-        blocks = MULTIPROCESSOR_BYTES // (self.shared_bytes() + RESERVED_BYTES)
-        return blocks * self.threads * self.groups >= ENOUGH_THREADS
+        return self._blocks() * self.threads * self.groups >= ENOUGH_THREADS
+
+    def _blocks(self) -> int:
+        """Blocks that a multiprocessor has shared memory for."""
+        return MULTIPROCESSOR_BYTES // (self.shared_bytes() + RESERVED_BYTES)
+
+    def _enough_blocks(self) -> int:
+        """So many that more would not have the registers that quads need."""
+        return max(1, BUSY_THREADS // (self.threads * self.groups))
+
+    def _place_tiles(self) -> None:
+        """Finds room for tiles: those that take each other's place where it is short."""
+        in_place = self.quads if self.parameters.in_place is None else self.parameters.in_place
+        self.shared = self._shared(in_place)
+        if self.parameters.in_place is None and not self._has_room():
+            self.shared = self._shared(in_place=True)
 
     def _shared(self, in_place: bool) -> Shared:
-        shared = Shared(self.uses, self.threads, self.elements, self.pack, self.parameters.padding)
+        padding = self.parameters.padding
+        if padding is None:
+            padding = WIDE if self.quads else NARROW
+        shared = Shared(self.uses, self.threads, self.elements, padding)
         return shared.place(rooms_of(self.uses, in_place))
 
     def shared_bytes(self) -> int:
@@ -337,8 +419,24 @@ class Block:
         at = self.origin(tile)
         return at.tile < self.inputs and self.plan.tiles[tile].batched
 
-    def _find_uses(self) -> Uses:
-        maker: dict[int, int] = {}
+    def _read_by_quads(self) -> list[int]:
+        """The operands that quads read all of, in the order in which they need them."""
+        by_quads: dict[int, set[int]] = {}  # of each operand the parts that are read
+        for stage in self.stages:
+            for value in stage.loads if isinstance(stage, Sweep) and stage.lanes > 1 else ():
+                at = self.origin(value.tile)
+                if self._is_outside(value.tile) and at.index is None and at.tile not in self.staged:
+                    by_quads.setdefault(at.tile, set()).add(value.tile)
+        size = {x: self.plan.tiles[x].size for parts in by_quads.values() for x in parts}
+        return [
+            tile
+            for tile, parts in by_quads.items()
+            if sum(size[x] for x in parts) >= self.plan.tiles[tile].size
+        ]
+
+    def _find_uses(self, fetched: list[int]) -> Uses:
+        self.fetched = fetched
+        maker: dict[int, int] = dict.fromkeys(self.fetched, BEFORE)
         readers: dict[int, list[int]] = {}
         for position, stage in enumerate(self.stages):
             for tile in self.made(stage):
@@ -355,7 +453,7 @@ class Block:
         assembled = {stage.number for stage in self.stages if isinstance(stage, Assembly)}
         viewed = {x.tile for x in self.origins.values() if x.index is None}
         plain = sums | viewed | assembled
-        return Uses(self.plan, self.stages, maker, readers, self.origins, plain)
+        return Uses(self.plan, self.stages, maker, readers, self.origins, plain, set(fetched))
 
     def made(self, stage: Stage) -> list[int]:
         if not isinstance(stage, Sweep):
@@ -404,17 +502,16 @@ class Block:
         most = max([self._threads_of(stage) for stage in self.stages], default=1)
         given = self.parameters
         if given.elements is not None:
-            slots = max(1, given.elements // self.pack)
-            threads = given.threads or min(MAX_THREADS, _round_up(slots * most, 32))
-            return [(slots * self.pack, threads)]
+            threads = min(MAX_THREADS, _round_up(given.elements * most, 32))
+            return [(given.elements, given.threads or threads)]
         if self.alone:
-            # Warps that have long fibres of two elements need the registers of several.
-            together = 2 if self.pack > 1 and given.threads is None else 1
-            return [(self.pack * together, given.threads or (128 if together > 1 else 32))]
+            # Eight fibres are multiplied in the time of sixteen.
+            return [(1 + self._octets() % 2, given.threads or 32)]
         largest = given.threads or 256
+        if self.quads and most >= QUAD_THREADS:
+            return [(1, given.threads or QUAD_THREADS)]
         if most > largest:
-            most = largest if self.quads else min(512, _round_up(most, 32))
-            return [(self.pack, given.threads or most)]
+            return [(1, given.threads or min(512, _round_up(most, 32)))]
         best, best_score = 1, 0.0
         for slots in range(1, largest // most + 1):
             threads = given.threads or _round_up(slots * most, 32)
@@ -426,8 +523,7 @@ class Block:
             if score > best_score:
                 best, best_score = slots, score
         return [
-            (slots * self.pack, given.threads or _round_up(slots * most, 32))
-            for slots in range(best, 0, -1)
+            (slots, given.threads or _round_up(slots * most, 32)) for slots in range(best, 0, -1)
         ]
 
     # ---- Tiles -----------------------------------------------------------------------------------
@@ -475,7 +571,7 @@ class Block:
     def busy(self) -> float:
         """The part of the threads that the widest stage has work for."""
         most = max([self._threads_of(stage) for stage in self.stages], default=1)
-        work = self.elements // self.pack * most
+        work = self.elements * most
         return work / (_round_up(work, self.threads))
 
     def describe(self) -> str:

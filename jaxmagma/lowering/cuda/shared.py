@@ -7,6 +7,7 @@ A sweep that reads a fibre and writes another on the same lines may write it whe
 was: nobody else reads or writes there.  Tiles that take each other's place share a *room*.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -18,12 +19,17 @@ from jaxmagma.lowering.cuda.sweeps import ALONG, Assembly, Gemm, Stage, Sweep, V
 from jaxmagma.plan import Plan, Rearrange
 
 
+# The stage before the first one.
+BEFORE = -1
+
+
 @dataclass(frozen=True)
 class Uses:
     """Which stage makes each tile, and which later ones read it from shared memory.
 
     ``origins`` are of tiles whose values are part of others; ``plain`` tiles are read value by
-    value in the order of memory, so that their axes have no padding.
+    value in the order of memory, so that their axes have no padding.  Tiles that are ``fetched``
+    are copied as they are in memory, BEFORE the first stage.
     """
 
     plan: Plan
@@ -32,6 +38,7 @@ class Uses:
     readers: dict[int, list[int]]
     origins: dict[int, Origin]
     plain: set[int]
+    fetched: set[int]
 
     @property
     def tiles(self) -> set[int]:
@@ -87,14 +94,18 @@ def _replaced(uses: Uses, tile: int, candidates: Iterable[int]) -> tuple[int, li
 
     Every fibre is read by who writes the new one there, and by nobody after that.
     """
+    if tile in uses.plain or tile in uses.fetched:
+        return None
     stage = uses.stages[uses.maker[tile]]
-    if tile in uses.plain or not isinstance(stage, Sweep):
+    if not isinstance(stage, Sweep):
         return None
     made = stage.tiles[tile]
     when = [move.result for move in stage.moves].index(made)
     for value in stage.loads:
         before = value.tile
-        if before not in candidates or before in uses.plain or not _on_same_lines(value, made):
+        if before not in candidates or before in uses.plain | uses.fetched:
+            continue
+        if not _on_same_lines(value, made):
             continue
         if uses.maker[before] == uses.maker[tile] or max(uses.readers[before]) > uses.maker[tile]:
             continue
@@ -117,12 +128,11 @@ def _on_same_lines(value: Value, made: Value) -> bool:
 class Shared:
     """The layout and the place of every tile, for a group of threads."""
 
-    def __init__(self, uses: Uses, threads: int, elements: int, pack: int, padding: bool) -> None:
+    def __init__(self, uses: Uses, threads: int, elements: int, padding: int) -> None:
         self.uses = uses
         self.threads = threads
         self.elements = elements
-        self.pack = pack
-        self.padding = padding
+        self.padding = padding  # the most after each step on an axis
         self.itemsize = uses.plan.program.dtype.itemsize
         self.layouts: dict[int, Layout] = {}
         self.offsets: dict[int, int] = {}
@@ -152,6 +162,10 @@ class Shared:
         return self
 
     def _layout(self, room: Room) -> Layout:
+        if self.uses.fetched & room.axes.keys():
+            # The copy engine takes pairs of values: a tile begins in either half of the first.
+            size = math.prod(room.shape)
+            return banks.row_major(room.shape, (2 - size % 2, *(0,) * (len(room.shape) - 1)))
         if not self.padding:
             return banks.row_major(room.shape)
         accesses = [
@@ -162,14 +176,15 @@ class Shared:
         return banks.choose(
             room.shape,
             self.itemsize,
-            self.elements // self.pack,
+            self.elements,
             tuple(dict.fromkeys(accesses)),
             not self.uses.plain & room.axes.keys(),
+            self.padding,
         )
 
     def _accesses(self, tile: int) -> Iterable[Access]:
         for position in (self.uses.maker[tile], *self.uses.readers[tile]):
-            if position == len(self.uses.stages):
+            if position in (BEFORE, len(self.uses.stages)):
                 continue
             stage = self.uses.stages[position]
             if isinstance(stage, Assembly):

@@ -103,8 +103,6 @@ class Source:
         text("")
         text(f"constexpr int kThreads = {self.block.threads};")
         text(f"constexpr int kElements = {self.block.elements};  // of {self._group()}")
-        if self.block.pack > 1:
-            text(f"constexpr int kPack = {self.block.pack};  // of them in one thread")
         if self.block.groups > 1:
             text(f"constexpr int kGroups = {self.block.groups};  // in a block")
         if self.block.slices > 1:
@@ -153,6 +151,14 @@ class Source:
         if self.block.shared.values:
             own = f" + {self.block.shared.values} * group" if self.block.groups > 1 else ""
             text(f"{self.type}* const shared = reinterpret_cast<{self.type}*>(memory){own};")
+        if self.block.fetched:
+            count = len(self.block.fetched)
+            groups, own = ("[kGroups]", "[group]") if self.block.groups > 1 else ("", "")
+            text(f"__shared__ Arrival arrivals{groups}[{count}];")
+            text(f"Arrival* const arrived = arrivals{own};")
+            text(f"prepare<kThreads, kElements>(thread, arrived, {count});")
+            if self.block.loops:
+                text("unsigned phase = 0;")
         for out in self.block.summed:
             size = self.block.plan.tiles[self.block.plan.results[out]].size
             text(f"Sum<{self.type}, {size}, kThreads> sum{out};")
@@ -174,9 +180,14 @@ class Source:
             text(f"const auto t{tile} = [&](int) {{ return table.t{tile}; }};")
         for tile, offset in self.block.shared.offsets.items():
             size = self.block.shared.layouts[tile].element
+            place = f"shared + {offset} + {size} * e"
+            if tile in self.block.fetched:
+                place = f"fetched({place}, g{tile}(e))"
+            text(f"const auto s{tile} = [&](int e) {{ return {place}; }};", self._shape(tile))
+        for number, tile in enumerate(self.block.fetched):
+            size = self.block.plan.tiles[tile].size
             text(
-                f"const auto s{tile} = [&](int e) {{ return shared + {offset} + {size} * e; }};",
-                self._shape(tile),
+                f"fetch<kThreads, kElements, {size}>(thread, arrived[{number}], s{tile}, g{tile});"
             )
         self._print_stages(text)
         if self.block.loops:
@@ -212,7 +223,7 @@ class Source:
 
         # A warp that works alone reads soon what it would ask for now.
         ask = self.block.parameters.prefetch and bool(self.block.stages) and not self.block.alone
-        vectors = {f"g{x}" for x in self.block.gathered}
+        vectors = {f"g{x}" for x in (*self.block.gathered, *self.block.fetched)}
         reads = [
             (slot, x.name, x.size)
             for slot, x in enumerate(batched)
@@ -268,6 +279,10 @@ class Source:
                 reads, writes = set(), set()
             reads |= now_read
             writes |= now_written
+            for number, tile in enumerate(self.block.fetched):
+                if min(self.block.uses.readers[tile]) == position:
+                    phase = "phase" if self.block.loops else "0"
+                    text(f"wait<kThreads>(arrived[{number}], {phase});")
             if isinstance(stage, Sweep):
                 self._print_sweep(text, stage, position)
             elif isinstance(stage, Gemm):
@@ -277,6 +292,8 @@ class Source:
             if own:
                 text.indent -= 1
                 text("}")
+        if self.block.fetched and self.block.loops:
+            text("phase ^= 1;")
         if not self.block.summed:
             if self.block.slices > 1 and self.block.shared.values:
                 text("sync<kThreads>();")
@@ -312,43 +329,46 @@ class Source:
         at = Origin(tile) if block.uses.from_shared(tile, position) else block.origin(tile)
         if at.index is not None:
             assert at.view is not None
-            index = self._element(self._pointer(at.index, position))
+            index = self._element(self._pointer(at.index, position), position)
             return Reading(
                 index + _offset(at.view.offset),
                 at.view.strides,
-                self._element(self._pointer(at.tile, position)),
+                self._element(self._pointer(at.tile, position), position),
                 at.component,
                 at.components,
             )
-        place = self._element(self._pointer(at.tile, position))
+        place = self._element(self._pointer(at.tile, position), position)
         if at.view is not None:
             return Reading(place + _offset(at.view.offset), at.view.strides)
         if block.uses.from_shared(tile, position):
             return Reading(place, block.shared.layouts[tile].strides)
         return Reading(place, banks.row_major(block.plan.tiles[tile].shape).strides)
 
-    def _element(self, pointer: str, slice_: str = "") -> str:
-        """The tile of the thread's element, or the tiles of its elements."""
-        if self.block.pack > 1:
-            return f"each<kPack, kElements>({pointer}, e{slice_})"
-        return f"{pointer}(e)"
+    def _element(self, pointer: str, position: int, slice_: str = "") -> str:
+        """The tile of the thread's element, or the tiles of those of its fibres."""
+        return f"each({pointer}, e{slice_})" if self._packed(position) else f"{pointer}(e)"
+
+    def _packed(self, position: int) -> bool:
+        """Whether a stage's values come in packs, one for each fibre of a quad."""
+        stage = self.block.stages[position]
+        return isinstance(stage, Sweep) and stage.lanes > 1
 
     def _shape(self, tile: int) -> str:
         return _shape(self.block.plan.tiles[tile].shape)
 
     def _print_sweep(self, text: "_Text", sweep: Sweep, position: int) -> None:
         extents = "".join(f", {sweep.extents[x]}" for x in sweep.lines)
-        names = "".join(f", int {x}" for x in sweep.lines)
-        elements = "kElements / kPack" if self.block.pack > 1 else "kElements"
-        verb = "values" if sweep.light else "lines"
-        quad = ""
+        names = ["e", *sweep.lines]
+        verb = "values<kThreads" if sweep.light else "lines<kThreads"
+        parameters = [f"int {x}" for x in names]
         if sweep.lanes > 1:
-            verb, quad = "quads", "const Quad& quad, "
+            fibres = self.block.fibres(sweep)
+            verb = f"quads<kThreads, {fibres}"
+            parameters = [f"const Pack<int, {fibres}>& {x}" for x in names]
+            parameters.insert(0, f"const Quad<{fibres}>& quad")
         text(
-            f"{verb}<kThreads, {elements}{extents}>(thread, [&]({quad}int e{names}) {{",
-            _shape(
-                (self.block.elements // self.block.pack, *(sweep.extents[x] for x in sweep.lines))
-            ),
+            f"{verb}, kElements{extents}>(thread, [&]({', '.join(parameters)}) {{",
+            _shape((self.block.elements, *(sweep.extents[x] for x in sweep.lines))),
         )
         text.indent += 1
         printed = _Registers(sweep)
@@ -389,7 +409,7 @@ class Source:
         if value in printed.fibres:
             return printed.fibres[value]
         if value in printed.values:
-            return f"Fibre<{self._value_type}, 1>{{{{{printed.values[value]}}}}}"
+            return f"{self._fibre_type(sweep, 1)}{{{{{printed.values[value]}}}}}"
         name = printed.fibre(value)
         reading = self._reading(value.tile, position)
         place = reading.place + self._at(sweep, value, reading.strides)
@@ -411,9 +431,10 @@ class Source:
         )
         return name
 
-    @property
-    def _value_type(self) -> str:
-        return f"Pack<{self.type}, kPack>" if self.block.pack > 1 else self.type
+    def _fibre_type(self, sweep: Sweep, length: int) -> str:
+        if sweep.lanes > 1:
+            return f"QuadFibre<{self.type}, {self.block.fibres(sweep)}, {length}>"
+        return f"Fibre<{self.type}, {length}>"
 
     def _print_points(
         self,
@@ -433,21 +454,19 @@ class Source:
                 self._print_value(text, sweep, value, printed, position)
         scope = printed
         quad = sweep.lanes > 1
-        point, owned = (SLOT if quad else POINT), ""
+        point, put = (SLOT if quad else POINT), "put("
+        if quad:
+            put = f"put<{length}>(quad, {SLOT if length > 1 else 0}, "
         if length > 1:
             names = [printed.fibre(value) for value in kept]
             if names:
-                fibre = "QuadFibre" if quad else "Fibre"
-                shape = _shape((length,))
-                text(f"{fibre}<{self._value_type}, {length}> {', '.join(names)};", shape)
+                text(f"{self._fibre_type(sweep, length)} {', '.join(names)};", _shape((length,)))
             text("#pragma unroll")
             text(f"for (int {point} = 0; {point} < {-(-length // sweep.lanes)}; ++{point}) {{")
             text.indent += 1
             if quad:
                 text(f"const int {POINT} = position<{length}>(quad, {SLOT});")
             scope = printed.inner()
-        if quad:
-            owned = f"if (owns<{length}>(quad, {SLOT if length > 1 else 0})) "
         for move in group:
             operands = []
             for value in move.operands:
@@ -469,7 +488,7 @@ class Source:
                     + self._at(sweep, move.result, strides)
                     + self._point(move.result, strides)
                 )
-                text(f"{guard}{owned}put({at}, {name});")
+                text(f"{guard}{put}{at}, {name});")
         if length > 1:
             text.indent -= 1
             text("}")
@@ -529,12 +548,15 @@ class Source:
         tile = value.tile
         found = []
         if self.block.uses.to_shared(tile, position):
-            found.append((self._element(f"s{tile}"), self.block.shared.layouts[tile].strides, ""))
+            place = self._element(f"s{tile}", position)
+            found.append((place, self.block.shared.layouts[tile].strides, ""))
         if self._stores_output(tile, position):
-            guard = "if (slice.has(e)) " if self.block.pack == 1 else ""
+            # A place of several fibres knows itself which of them are to be written.
+            packed = self._packed(position)
             for out, at in self.block.written.get(tile, []):
-                place = self._element(f"out{out}", ", slice") + _offset(at.offset)
-                found.append((place, at.strides, guard))
+                place = self._element(f"out{out}", position, ", slice" if packed else "")
+                guard = "" if packed else "if (slice.has(e)) "
+                found.append((place + _offset(at.offset), at.strides, guard))
         return found
 
     def _stores_output(self, tile: int, position: int) -> bool:

@@ -1,0 +1,111 @@
+// Tiles that the copy engine brings to shared memory, while threads do other work.
+//
+// It moves whole groups of 16 bytes between places that are multiples of 16. A tile of doubles may
+// begin in the middle of one: then it lies in shared memory as it does in global memory, one value
+// later, and threads bring what is at its ends. Where there is no such engine they bring all of it.
+#pragma once
+
+#include "batch.cuh"
+#include "tile.cuh"
+
+namespace jaxmagma {
+
+// That a tile has arrived.
+using Arrival = unsigned long long;
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
+__device__ __forceinline__ int of_pair(const double* from) {
+  return static_cast<int>(reinterpret_cast<unsigned long long>(from) / 8 % 2);
+}
+
+// Where in shared memory the tile is that is `from` there in global memory.
+__device__ __forceinline__ double* fetched(double* to, const double* from) {
+  return to + of_pair(from);
+}
+
+__device__ __forceinline__ unsigned in_shared(const void* at) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(at));
+}
+
+// Before the first fetch: as many threads bring tiles as there are elements.
+template <int THREADS, int ELEMENTS>
+__device__ __forceinline__ void prepare(int thread, Arrival* arrived, int count) {
+  static_assert(ELEMENTS <= THREADS, "a thread for each element");
+  if (thread == 0) {
+    for (int n = 0; n < count; ++n) {
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(in_shared(arrived + n)),
+                   "r"(ELEMENTS)
+                   : "memory");
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  sync<THREADS>();
+}
+
+// Brings the tiles of SIZE values from(e) to to(e), for all elements.
+template <int THREADS, int ELEMENTS, int SIZE, class To, class From>
+__device__ __forceinline__ void fetch(int thread, Arrival& arrived, const To& to,
+                                      const From& from) {
+  if (thread < ELEMENTS) {
+    const double* const source = from(thread);
+    double* const target = to(thread);
+    const int head = of_pair(source), tail = (SIZE - head) % 2, bytes = (SIZE - head - tail) * 8;
+    const unsigned barrier = in_shared(&arrived);
+    // What threads have done there before comes first.
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    if (bytes > 0) {
+      asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier),
+                   "r"(bytes)
+                   : "memory");
+      asm volatile(
+          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+          "[%3];" ::"r"(in_shared(target + head)),
+          "l"(source + head), "r"(bytes), "r"(barrier)
+          : "memory");
+    }
+    if (head) target[0] = source[0];
+    if (tail) target[SIZE - 1] = source[SIZE - 1];
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+  }
+}
+
+// Until the fetch number `phase`, even or odd, has arrived.
+template <int THREADS>
+__device__ __forceinline__ void wait(Arrival& arrived, unsigned phase) {
+  unsigned done = 0;
+  while (!done) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(in_shared(&arrived)), "r"(phase)
+        : "memory");
+  }
+}
+
+#else
+
+__device__ __forceinline__ double* fetched(double* to, const double*) {
+  return to;
+}
+
+template <int THREADS, int ELEMENTS>
+__device__ __forceinline__ void prepare(int, Arrival*, int) {}
+
+template <int THREADS, int ELEMENTS, int SIZE, class To, class From>
+__device__ __forceinline__ void fetch(int thread, Arrival&, const To& to, const From& from) {
+  values<THREADS, ELEMENTS, SIZE>(thread, [&](int e, int i) { to(e)[i] = from(e)[i]; });
+}
+
+template <int THREADS>
+__device__ __forceinline__ void wait(Arrival&, unsigned) {
+  sync<THREADS>();
+}
+
+#endif
+
+}  // namespace jaxmagma
