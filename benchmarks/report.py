@@ -7,10 +7,12 @@
     <!-- end -->
 
 where NAME is one of those in ``TABLES``, and FILE a pattern such as ``h200*.json``, relative to
-``benchmarks/results``; of a case that several files have, the last one counts.
+``benchmarks/results``; of a case that several files have, the last one counts. The table
+``choices sm_90.json`` is of what tuning found for an architecture, and ships with the package.
 """
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,6 +25,7 @@ from benchmarks.record import Result, Run, geometric_mean, together
 
 
 RESULTS = Path(__file__).parent / "results"
+SHIPPED = Path(__file__).parent.parent / "jaxmagma" / "tables"
 
 
 # ---- Terminal --------------------------------------------------------------------------------
@@ -214,6 +217,25 @@ def case_table(run: Run) -> str:
     return _table(header, rows)
 
 
+def choices_table(path: Path) -> str:
+    """What tuning found for the programs of a table that ships with the package."""
+    (entries,) = json.loads(path.read_text())["choices"].values()
+    rows = []
+    for x in sorted(entries.values(), key=lambda x: _natural(x["name"])):
+        ratio = x["model_seconds"] / x["seconds"]
+        chosen = ", ".join(f"{k} = {v}" for k, v in x.get("parameters", {}).items())
+        times = (f"{1e3 * x[key]:.3f}" for key in ("model_seconds", "seconds"))
+        rows.append((x["name"], f"{x['elements']:,}", *times, f"{ratio:.2f}", chosen))
+    mean = geometric_mean(x["model_seconds"] / x["seconds"] for x in entries.values())
+    rows.append(("geometric mean", "", "", "", f"{mean:.2f}", ""))
+    return _table(("program", "elements", "model, ms", "tuned, ms", "ratio", "parameters"), rows)
+
+
+def _natural(name: str) -> list[str | int]:
+    """A key that sorts p2 before p10."""
+    return [int(x) if x.isdigit() else x for x in re.split(r"(\d+)", name)]
+
+
 TABLES: dict[str, Callable[[Run], str]] = {
     "machine": machine_table,
     "goals": goals_table,
@@ -232,8 +254,11 @@ def updated(page: str) -> str:
 
     def render(found: re.Match[str]) -> str:
         name, *files = found["what"].split()
-        paths = [path for pattern in files for path in sorted(RESULTS.glob(pattern))]
-        table = TABLES[name](together([Run.load(path) for path in paths]))
+        if name == "choices":
+            table = choices_table(SHIPPED / files[0])
+        else:
+            paths = [path for pattern in files for path in sorted(RESULTS.glob(pattern))]
+            table = TABLES[name](together([Run.load(path) for path in paths]))
         return f"<!-- table {found['what']} -->\n{table}\n<!-- end -->"
 
     return re.sub(r"<!-- table (?P<what>[^>]*?) -->\n.*?<!-- end -->", render, page, flags=re.S)
