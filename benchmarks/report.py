@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import goals
+from benchmarks import cases, goals
 from benchmarks.goals import Verdict
 from benchmarks.record import Result, Run, geometric_mean, together
 
@@ -220,15 +220,19 @@ def case_table(run: Run) -> str:
 def choices_table(path: Path) -> str:
     """What tuning found for the programs of a table that ships with the package."""
     (entries,) = json.loads(path.read_text())["choices"].values()
+    of_element = {w.name: w.least_bytes for w in cases.build(["all"], 1)}
     rows = []
     for x in sorted(entries.values(), key=lambda x: _natural(x["name"])):
         ratio = x["model_seconds"] / x["seconds"]
         chosen = ", ".join(f"{k} = {v}" for k, v in x.get("parameters", {}).items())
         times = (f"{1e3 * x[key]:.3f}" for key in ("model_seconds", "seconds"))
-        rows.append((x["name"], f"{x['elements']:,}", *times, f"{ratio:.2f}", chosen))
+        bytes_ = of_element.get(x["name"], 0) * x["elements"]
+        rate = f"{bytes_ / x['seconds'] / 1e9:.0f}" if bytes_ else ""
+        rows.append((x["name"], f"{x['elements']:,}", *times, f"{ratio:.2f}", rate, chosen))
     mean = geometric_mean(x["model_seconds"] / x["seconds"] for x in entries.values())
-    rows.append(("geometric mean", "", "", "", f"{mean:.2f}", ""))
-    return _table(("program", "elements", "model, ms", "tuned, ms", "ratio", "parameters"), rows)
+    rows.append(("geometric mean", "", "", "", f"{mean:.2f}", "", ""))
+    header = ("program", "elements", "model, ms", "tuned, ms", "ratio", "tuned, GB/s", "parameters")
+    return _table(header, rows)
 
 
 def _natural(name: str) -> list[str | int]:
