@@ -17,6 +17,8 @@ constexpr int64_t kCachedBytes = 512 << 10;
 // A pass over more than this leaves nothing in the last cache for who reads the results next, so
 // they need not go there. It is a common size; what the system says is wrong on virtual machines.
 constexpr int64_t kLastCacheBytes = 32 << 20;
+// The smallest pages there are.
+constexpr int64_t kPageBytes = 4 << 10;
 
 // A rough time for one element on one thread.
 double Nanoseconds(const Plan& plan) {
@@ -48,6 +50,18 @@ int64_t Bytes(const Operand& operand, const std::vector<Axis>& axes) {
   int64_t bytes = operand.data ? operand.tile_bytes : 0;
   for (size_t a = 0; a < axes.size(); ++a) bytes *= operand.strides[a] ? axes[a].extent : 1;
   return bytes;
+}
+
+// Asks for a line of every page that the block behind these ranges comes to. It takes long to find
+// out where a page is, and a result on its way to memory holds up all stores behind it meanwhile.
+void AskForPages(const std::vector<Range>& ranges) {
+  for (const Range& range : ranges) {
+    const uintptr_t begin = reinterpret_cast<uintptr_t>(range.end);
+    const uintptr_t end = begin + (range.end - range.begin);
+    for (uintptr_t page = RoundUp(begin, kPageBytes); page < end; page += kPageBytes) {
+      __builtin_prefetch(reinterpret_cast<const void*>(page));
+    }
+  }
 }
 
 std::vector<int64_t> Extents(const std::vector<Axis>& axes) {
@@ -254,6 +268,8 @@ class Pass::Worker {
     block.stream = pass_.stream_;
     block.late = &late_;
     if (pass_.read_ahead_) {
+      AskForPages(next_.reads);
+      AskForPages(next_.writes);
       block.ahead = next_.reads.data();
       block.ahead_count = static_cast<int64_t>(next_.reads.size());
       block.ahead_lines = next_.lines;

@@ -27,6 +27,7 @@ void RowFinder::Find(int64_t first, int64_t count, int64_t lanes, BlockRows& row
   rows.operands.resize(operands_.size());
   rows.offsets.resize(operands_.size());
   rows.reads.clear();
+  rows.writes.clear();
   rows.lines = 0;
   if (count == 0) return;
 
@@ -53,12 +54,13 @@ void RowFinder::Find(int64_t first, int64_t count, int64_t lanes, BlockRows& row
         rows.offsets[i].resize(lanes);
         for (int64_t l = 0; l < run; ++l) rows.offsets[i][lane + l] = offset + l * step;
       }
-      if (i < inputs_ && operand.ahead) {
+      if (operand.ahead) {
+        std::vector<Range>& ranges = i < inputs_ ? rows.reads : rows.writes;
         const char* row = reinterpret_cast<const char*>(operand.data) + offset;
         const bool dense = step <= operand.tile_bytes;
         for (int64_t l = 0; l < (dense ? 1 : run); ++l, row += step) {
-          rows.reads.push_back({row, row + (dense ? (run - 1) * step : 0) + operand.tile_bytes});
-          rows.lines += DivideUp(rows.reads.back().end - row, kAlignment);
+          ranges.push_back({row, row + (dense ? (run - 1) * step : 0) + operand.tile_bytes});
+          if (i < inputs_) rows.lines += DivideUp(ranges.back().end - row, kAlignment);
         }
       }
     }

@@ -25,6 +25,7 @@ struct BlockRows {
   std::vector<Rows> operands;                 // by operand
   std::vector<std::vector<int64_t>> offsets;  // by operand, where lanes are not evenly apart
   std::vector<Range> reads;
+  std::vector<Range> writes;
   int64_t lines = 0;           // of the cache, in all reads
   std::vector<int64_t> index;  // of the element that is being found
 };
