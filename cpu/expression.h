@@ -128,7 +128,8 @@ struct Pointwise {
                     slots + m->place[0], points, plane);
             break;
           case Micro::kWindow:
-            load_window(m->input, first * m->width, points * m->width, slots + m->place[0]);
+            load_window(m->input, m->place[1] + first * m->width, points * m->width,
+                        slots + m->place[0]);
             break;
         }
       }

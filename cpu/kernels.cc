@@ -76,6 +76,75 @@ struct Machine {
     }
   }
 
+  // A vector times the matrix of each point, of which nothing is kept: R by R, or, if symmetric,
+  // what is on and above the diagonal. Up to kColumns columns go through all entries together.
+  template <int R, bool kSymmetric, int kColumns>
+  [[gnu::noinline]] static void PointMatrix(const Step& s, Rows rows, T* scratch, int64_t plane) {
+    for (int64_t lane = 0; lane < plane; lane += W, scratch += W) {
+      const T* row[W];
+      RowPointers(rows, lane, row);
+      ForPieces<kColumns, kPlanes>(0, s.count, [&](auto piece, int64_t column) {
+        constexpr int C = piece;
+        constexpr int L = C < kPiece<T> ? C : kPiece<T>;
+        V sum[R][C / kPlanes];
+#pragma GCC unroll 3
+        for (int i = 0; i < R; ++i) {
+#pragma GCC unroll 3
+          for (int k = kSymmetric ? i : 0; k < R; ++k) {
+#pragma GCC unroll 2
+            for (int first = 0; first < C; first += L) {
+              Lanes<T> x[L];
+              LoadColumns<T, L>(row, column + first + s.left_inner[i * R + k], x);
+              const auto add = [&](int to, int from) {
+#pragma GCC unroll 16
+                for (int c = 0; c < L; c += kPlanes) {
+                  V entry;
+                  entry.re = x[c];
+                  if constexpr (kComplex) entry.im = x[c + 1];
+                  const T* right = scratch + s.right_inner[from] + (column + first + c) * plane;
+                  V& value = sum[to][(first + c) / kPlanes];
+                  if (from == 0) {
+                    value = V::Product(entry, V::At(right, plane));
+                  } else {
+                    value.AddProduct(entry, V::At(right, plane));
+                  }
+                }
+              };
+              add(i, k);
+              if (kSymmetric && k != i) add(k, i);
+            }
+          }
+        }
+#pragma GCC unroll 3
+        for (int i = 0; i < R; ++i) {
+#pragma GCC unroll 16
+          for (int c = 0; c < C; c += kPlanes) {
+            sum[i][c / kPlanes].To(scratch + s.out_row[i] + (column + c) * plane, plane);
+          }
+        }
+      });
+    }
+  }
+
+  template <int R>
+  static void PointMatrix(const Step& s, const Rows& rows, T* scratch, int64_t plane) {
+    bool symmetric = true;
+    for (int i = 0; i < R; ++i) {
+      for (int k = 0; k < i; ++k) {
+        symmetric &= s.left_inner[i * R + k] == s.left_inner[k * R + i];
+      }
+    }
+    // Entries this far apart push each other's lines out of the nearest cache: whole lines at a
+    // time.
+    constexpr int64_t kSameSet = 4096 / sizeof(T);
+    const bool collide = (s.left_inner[1] - s.left_inner[0]) % kSameSet == 0;
+    const auto run =
+        symmetric ? collide ? PointMatrix<R, true, 2 * kPiece<T>> : PointMatrix<R, true, kPiece<T>>
+        : collide ? PointMatrix<R, false, 2 * kPiece<T>>
+                  : PointMatrix<R, false, kPiece<T>>;
+    run(s, rows, scratch, plane);
+  }
+
   // Rows of sums over elements stay in the type of the arithmetic.
   template <bool kNarrow>
   [[gnu::noinline]] static void StoreRows(const Step& s, const T* from, Rows rows, T* staged,
@@ -320,6 +389,15 @@ struct Machine {
                                         load.count = count * kPlanes;
                                         LoadRows<false>(load, rows, staged, out, plane);
                                       });
+          break;
+        case Step::kPointMatrix:
+          if constexpr (!kConverts) {
+            if (s->rows == 2) {
+              PointMatrix<2>(*s, block.inputs[s->array], scratch, plane);
+            } else {
+              PointMatrix<3>(*s, block.inputs[s->array], scratch, plane);
+            }
+          }
           break;
         case Step::kDirect:
           if constexpr (!kComplex && !kConverts) DirectProduct<T>::Run(*s, block);

@@ -16,7 +16,7 @@ struct Micro {
     kFunction,
     kFill,     // out = one value at place[1], once for all chunks
     kCollect,  // out = values at place[1] + table
-    kWindow,   // out = `width` values of an input a point
+    kWindow,   // out = `width` values of an input a point, from value place[1] on
   } kind;
   int32_t function;  // a Function
   bool flat;         // all operands are next to each other
@@ -45,12 +45,16 @@ struct Step {
     kZero,      // out = 0
     kGather,    // out = rows of input `left` that input `array` points to
     kExpression,
+    // out_row[i] = sum_k input[left_inner[i, k]] * right_inner[k], `rows` by `rows`, at each point
+    kPointMatrix,
     kDirect,  // output[row, column] = sum_k input[row, k] * input[k, column], without lanes
   } kind;
   int64_t work;   // roughly, the cycles it takes
   int32_t array;  // number of an input or output
   int32_t accumulate;
-  int64_t count;  // kLoad, kMultiply, kStore: reals of a row. kSpread: values. kZero: reals
+  // kLoad, kMultiply, kStore: reals of a row. kSpread: values. kZero: reals. kPointMatrix: reals of
+  // an entry at all points
+  int64_t count;
   int64_t out;
   int64_t left;  // of a shared operand, in the panels
   int64_t right;

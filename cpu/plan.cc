@@ -7,10 +7,11 @@
 namespace jaxmagma {
 namespace {
 
-constexpr int64_t kVersion = 3;
+constexpr int64_t kVersion = 4;
 constexpr int64_t kLargest = int64_t{1} << 20;  // values of scratch, of shared memory, loops
 constexpr int64_t kLargestVector = int64_t{1} << 48;
 constexpr int64_t kMostSlots = 1 << 16;
+constexpr int64_t kMostPointRows = 3;
 
 // Reads integers one by one; after the first impossible one, every read gives zero.
 class Reader {
@@ -139,9 +140,10 @@ bool ReadMicro(Reader& reader, const Plan& plan, const Instruction& step, MicroO
     m.input = reader.UpTo(static_cast<int64_t>(plan.inputs.size()) - 1);
     m.slot = reader.UpTo(kMostSlots);
     m.width = reader.UpTo(kMostSlots, 1);
+    m.place = reader.UpTo(kLargest);
     if (reader.failed()) return false;
     const Input& input = plan.inputs[m.input];
-    return input.kind == Input::kBatched && input.size == m.width * step.count &&
+    return input.kind == Input::kBatched && m.place + m.width * step.count <= input.size &&
            m.slot + m.width <= step.slots;
   }
   m.slot = reader.UpTo(kMostSlots);
@@ -167,7 +169,7 @@ bool ReadMicro(Reader& reader, const Plan& plan, const Instruction& step, MicroO
 
 bool ReadInstruction(Reader& reader, const Plan& plan, bool shared, Instruction& step) {
   const int64_t here = shared ? plan.shared_size : plan.scratch_size;
-  step.opcode = static_cast<Opcode>(reader.UpTo(static_cast<int64_t>(Opcode::kGemm)));
+  step.opcode = static_cast<Opcode>(reader.UpTo(static_cast<int64_t>(Opcode::kPointMatrix)));
   if (reader.failed()) return false;
   switch (step.opcode) {
     case Opcode::kLoad:
@@ -253,6 +255,21 @@ bool ReadInstruction(Reader& reader, const Plan& plan, bool shared, Instruction&
              Fits(step.left, step.loops, &Loop::left, here) &&
              Fits(step.right, step.loops, &Loop::right, here) &&
              Fits(step.third, step.loops, &Loop::third, here);
+    }
+    case Opcode::kPointMatrix: {
+      step.array = reader.UpTo(static_cast<int64_t>(plan.inputs.size()) - 1);
+      step.count = reader.UpTo(kLargest, 1);
+      const int64_t rows = reader.UpTo(kMostPointRows, 2);
+      const auto places = [&](int64_t count, int64_t size) {
+        std::vector<int64_t> found(count);
+        for (int64_t& place : found) place = reader.UpTo(size - step.count);
+        return found;
+      };
+      if (reader.failed() || shared || IsHalf(plan.dtype)) return false;
+      step.outs = places(rows, here);
+      step.rights = places(rows, here);
+      step.entries = places(rows * rows, plan.inputs[step.array].size);
+      return !reader.failed() && plan.inputs[step.array].kind == Input::kBatched;
     }
     case Opcode::kExpression:
       step.count = reader.UpTo(kLargest, 1);

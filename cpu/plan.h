@@ -60,7 +60,8 @@ enum class Opcode : int64_t {
   kGather,
   kMap,
   kExpression,
-  kGemm
+  kGemm,
+  kPointMatrix
 };
 
 // One matrix product per element, from and to memory. The columns of the result stand next to each
@@ -106,7 +107,9 @@ struct Instruction {
   int64_t third = 0;  // kMap: the last operand's place. kGather: values of a row
   std::vector<Loop> loops;
   Gemm gemm{};
-  // kExpression: `count` points.
+  // kPointMatrix: places of the results, of the vector, and, row by row, in the input.
+  std::vector<int64_t> outs, rights, entries;
+  // kExpression, kPointMatrix: `count` points.
   int64_t slots = 0;
   std::vector<MicroOperation> micros;
 };

@@ -68,6 +68,12 @@ class Scheduler {
     return Keep(Offsets(loops, stride, scale));
   }
 
+  static std::vector<int32_t> Scaled(const std::vector<int64_t>& places, int64_t scale) {
+    std::vector<int32_t> scaled;
+    for (int64_t place : places) scaled.push_back(static_cast<int32_t>(place * scale));
+    return scaled;
+  }
+
   static int32_t Extent(const Loops& loops) {
     int64_t extent = 1;
     for (const Loop& loop : loops) extent *= loop.extent;
@@ -122,6 +128,14 @@ class Scheduler {
       case Opcode::kExpression:
         Expression(instruction, s);
         break;
+      case Opcode::kPointMatrix:
+        s.kind = Step::kPointMatrix;
+        s.count *= plan_.planes();
+        s.rows = static_cast<int32_t>(instruction.outs.size());
+        s.out_row = Keep(Scaled(instruction.outs, value_));
+        s.right_inner = Keep(Scaled(instruction.rights, value_));
+        s.left_inner = Keep(Scaled(instruction.entries, plan_.planes()));
+        break;
       case Opcode::kMap:
         break;  // a shared step
       case Opcode::kGemm:
@@ -163,6 +177,8 @@ class Scheduler {
       case Step::kStore:
       case Step::kSpread:
         return 4 * s.count * vectors;
+      case Step::kPointMatrix:
+        return 4 * s.count * s.rows * s.rows * vectors;
       case Step::kDirect:
         break;
     }
@@ -210,7 +226,11 @@ class Scheduler {
         }
       } else {
         m.place[0] = from.slot * slot;
-        m.place[1] = from.place * (from.shared ? plan_.planes() : value_);
+        if (from.kind == MicroOperation::kWindow) {
+          m.place[1] = from.place;
+        } else {
+          m.place[1] = from.place * (from.shared ? plan_.planes() : value_);
+        }
         m.input = static_cast<int32_t>(from.input);
         m.width = static_cast<int32_t>(from.width);
         if (from.kind == MicroOperation::kCollect) {

@@ -23,6 +23,7 @@ from jaxmagma.builder import Builder
 from jaxmagma.functions import FUNCTIONS
 from jaxmagma.fuse import fuse
 from jaxmagma.lowering.cpu import encode, lower
+from jaxmagma.lowering.cpu.lanes import POINT_MATRIX, Encoder
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.plan import plan
 from jaxmagma.program import Constant, ElementProgram, Input, Output
@@ -347,6 +348,54 @@ def test_diffusion_operator() -> None:
     want = sum(np.einsum("xi,yj,zk,exyz->eijk", *t, w) for t, w in zip(tables, fluxes, strict=True))
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-13 * q**3)
     np.testing.assert_allclose(got_flux, fluxes[0], rtol=0, atol=1e-14 * n**3)
+
+
+def point_matrix_program(
+    rows: int, points: int, symmetric: bool, dtype: str
+) -> tuple[ElementProgram, np.ndarray]:
+    """From ``d`` (entries, points), ``b`` (rows, points, 2) and ``u`` (2,) to ``b^T D b u``.
+
+    Also, for every row and column of D, which entry of ``d`` it is.
+    """
+    number = np.arange(rows * rows).reshape(rows, rows)
+    if symmetric:
+        number = np.unique(np.minimum(number, number.T), return_inverse=True)[1]
+        number = number.reshape(rows, rows)
+    builder = Builder(1)
+    d = builder.input(Input((0,), (number.max() + 1, points), np.dtype(dtype)))
+    b = [builder.input(Input((), (points, 2), np.dtype(dtype))) for _ in range(rows)]
+    u = builder.input(Input((0,), (2,), np.dtype(dtype)))
+    sizes = {"x": points, "a": 2}
+    vector = [builder.contract([(x, "xa"), (u, "a")], "x", sizes) for x in b]
+    entries = [builder.index(d, 0, n) for n in range(number.max() + 1)]
+    flux = []
+    for row in number:
+        terms = [builder.map("mul", entries[n], x) for n, x in zip(row, vector, strict=True)]
+        flux.append(functools.reduce(lambda x, y: builder.map("add", x, y), terms))
+    parts = [
+        builder.contract([(x, "xa"), (y, "x")], "a", sizes) for x, y in zip(b, flux, strict=True)
+    ]
+    return builder.build([Output(builder.sum(parts), (0,))]).program, number
+
+
+def check_point_matrix(rows: int, points: int, symmetric: bool, dtype: str) -> None:
+    program, number = point_matrix_program(rows, points, symmetric, dtype)
+    assert POINT_MATRIX in [step[0] for step in Encoder(plan(program)).steps]
+    rng = np.random.default_rng(0)
+    d, *b, u = (random(rng, (19, *x.tile) if x.batch else x.tile, dtype) for x in program.inputs)
+    (got,) = call(program, d, *b, u)
+    wide = [np.asarray(x, np.clongdouble) for x in (d[:, number], np.stack(b), u)]
+    want = np.einsum("ixa,eikx,kxb,eb->ea", wide[1], *wide[:2], wide[2])
+    bound = np.finfo(dtype).eps * 8 * points * rows * np.sqrt(points)
+    np.testing.assert_allclose(got, want, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("rows", [2, 3])
+def test_matrices_at_points(rows: int, symmetric: bool, dtype: str) -> None:
+    for points in (5, 4096 // np.dtype(dtype).itemsize):  # the latter: entries a page apart
+        check_point_matrix(rows, points, symmetric, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex128"])
@@ -740,21 +789,25 @@ def test_no_attribute_of_an_expression_crashes() -> None:
     wide = builder.pointwise("sub", [(total, "i"), (a, "ij")], "ij", sizes)
     outputs = [Output(x, (0,)) for x in (builder.stack([total, part], 1), wide)]
     program = builder.build(outputs).program
-    found_kernel = kernel(program)
+    check_no_number_crashes(program)
+    check_no_number_crashes(point_matrix_program(2, 3, True, "float64")[0])
+
+
+def check_no_number_crashes(program: ElementProgram) -> None:
+    found = kernel(program)
     arguments = [
         np.ones(x.tile, x.dtype) if not x.batch else np.ones((3, *x.tile), x.dtype)
         for x in program.arguments
     ]
-    shapes = [jax.ShapeDtypeStruct(x, double) for x in program.output_shapes((3,))]
-    code = found_kernel.attributes["plan"]
+    shapes = [jax.ShapeDtypeStruct(x, np.float64) for x in program.output_shapes((3,))]
+    code = found.attributes["plan"]
     for position in range(len(code)):
         for value in (-1, 0, 1 << 19, 1 << 40):
             wrong = code.copy()
             wrong[position] = value
-            run = jax.ffi.ffi_call(found_kernel.target, shapes)
+            run = jax.ffi.ffi_call(found.target, shapes)
             try:
-                attributes = {**found_kernel.attributes, "plan": wrong}
-                jax.block_until_ready(run(*arguments, **attributes))
+                jax.block_until_ready(run(*arguments, **{**found.attributes, "plan": wrong}))
             except jax.errors.JaxRuntimeError:
                 pass
 
@@ -793,6 +846,8 @@ def sweep() -> str:
             d = random(rng, (21, n + 1, n + 1), dtype)
             check_einsum("xi,yj,exy,xk,yl,ekl->eij", "e", b, b, d, b, b, u)
             check_einsum("eij->ji", "e", u, terms=21)
+        for rows, symmetric in itertools.product((2, 3), (False, True)):
+            check_point_matrix(rows, 13, symmetric, dtype)
         for n in (1, 2, 3, 5, 8, 19, 70):
             u = random(rng, (5, n, n), dtype)
             check_einsum("eij,ejk->eik", "e", u, u)

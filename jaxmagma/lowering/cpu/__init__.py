@@ -36,6 +36,8 @@ tiles) or in the memory all elements share (shared tiles).  An instruction is it
     GEMM       output, left, right (numbers of inputs, or places of shared tiles),
                left is shared, right is shared, rows, columns, inner,
                strides: left row, left inner, right inner, right column, out row
+    POINT_MATRIX input, points, rows, place out..., place right..., entry...
+               scratch[out[i]..] = sum_k operand[entry[i, k]..] * scratch[right[k]..]
 
 ``accumulate`` adds to what is there.  Strides are in values; a loop whose stride is zero does not
 move in that operand, so that a loop with output stride zero is summed over.  Shared steps use
@@ -48,7 +50,7 @@ An operation of an expression works on a chunk of its points; see
     FUNCTION   function, address of the result, address of every operand
     FILL       slot, is shared, place                slot[..] = one value, once for all chunks
     COLLECT    slot, is shared, place, count: (extent, stride)...
-    WINDOW     input, slot, width                    so many values of an input for each point
+    WINDOW     input, slot, width, start             so many values of an input for each point
 """
 
 import math

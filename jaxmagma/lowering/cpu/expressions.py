@@ -181,3 +181,51 @@ def _source(step: Pointwise, at: Location, labels: str) -> Source:
         for x in step.output_labels
     ]
     return Source(at.root, at.offset, tuple(strides), step.shape)
+
+
+# ---- A matrix at every point ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PointMatrix:
+    """Results that are, at every point, the product of its own matrix with a vector."""
+
+    results: list[int]
+    matrix: list[list[Source]]  # by result, by component of the vector
+    vector: list[Source]
+
+    @property
+    def root(self) -> int:
+        """The tile of which all entries of the matrix are parts."""
+        return self.matrix[0][0].root
+
+
+def point_matrix(made: Expression, kept: Set[int]) -> PointMatrix | None:
+    """The expression as a square matrix times a vector at every point, if it is one."""
+    terms: dict[int, list[tuple[Value, Value]]] = {}
+    for micro in made.micros:
+        match micro.function, micro.operands:
+            case "mul", [a, b]:
+                terms[micro.result] = [(a, b)]
+            case "fma", [a, b, int(before)] if before in terms and before not in kept:
+                terms[micro.result] = [*terms.pop(before), (a, b)]
+            case _:
+                return None
+    if set(terms) != kept:
+        return None
+    for root in {x.root for x in next(iter(terms.values()))[0] if isinstance(x, Source)}:
+        rows = [[_split(x, root) for x in products] for products in terms.values()]
+        matrix = [[x[0] for x in row if x] for row in rows]
+        vectors = [[x[1] for x in row if x] for row in rows]
+        square = all(None not in row and len(row) == len(rows) for row in rows)
+        if square and all(x == vectors[0] for x in vectors):
+            return PointMatrix(list(terms), matrix, vectors[0])
+    return None
+
+
+def _split(product: tuple[Value, Value], root: int) -> tuple[Source, Source] | None:
+    """The factor that is part of the tile ``root``, and the other one, which is not."""
+    for a, b in (product, product[::-1]):
+        if isinstance(a, Source) and isinstance(b, Source) and a.root == root != b.root:
+            return a, b
+    return None

@@ -20,6 +20,7 @@ from jaxmagma.lowering.cpu.expressions import (
     Source,
     Value,
     expression,
+    point_matrix,
     units,
 )
 from jaxmagma.lowering.cpu.places import Location, Locations, flat_stride, gathered, loops_of
@@ -27,7 +28,7 @@ from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, Step
 from jaxmagma.program import Gather, Place, View
 
 
-VERSION = 3
+VERSION = 4
 (
     LOAD,
     MULTIPLY,
@@ -40,7 +41,8 @@ VERSION = 3
     MAP,
     EXPRESSION,
     GEMM,
-) = range(11)
+    POINT_MATRIX,
+) = range(12)
 _FUNCTION, _FILL, _COLLECT, _WINDOW = range(4)
 _BATCHED, _SHARED, _CONSTANT, _VECTOR, _INDEX = range(5)
 DTYPES = {"float32": 0, "float64": 1, "complex64": 2, "complex128": 3, "float16": 4, "bfloat16": 5}
@@ -49,6 +51,8 @@ DTYPES = {"float32": 0, "float64": 1, "complex64": 2, "complex128": 3, "float16"
 _LEAST_COLUMNS = 5
 # Of an input with more values a point, no chunk is loaded by itself.
 _WIDEST_WINDOW = 32
+# Matrices at points with as many rows have an instruction of their own.
+_POINT_MATRIX_ROWS = (2, 3)
 
 
 class _Room:
@@ -330,8 +334,41 @@ class Encoder:
             if x in self.plan.results or any(n not in inside for n in self._readers.get(x, ()))
         }
         made = expression(self.plan, self._locations, unit, kept)
+        if self._point_matrix(unit, made, kept):
+            return
         code = _ExpressionCode(self, made, unit, kept)
         self.steps.append(code.encode())
+
+    def _point_matrix(self, unit: Sequence[int], made: Expression, kept: set[int]) -> bool:
+        """An input that is a matrix at every point is multiplied while it is loaded."""
+        found = point_matrix(made, kept)
+        if found is None or len(found.results) not in _POINT_MATRIX_ROWS:
+            return False
+        tiles, points, reads = self.plan.tiles, math.prod(made.shape), self._reads_of(unit)
+        entries = [x for row in found.matrix for x in row]
+        flat = [flat_stride(self._locations.of[x].strides, made.shape) for x in found.results]
+        if (
+            found.root >= self._locations.first
+            or found.root in self._place
+            or self._uses[found.root] != reads[found.root]
+            or not all(tiles[x.root].batched for x in [*entries, *found.vector])
+            or any(x.stride != 1 for x in [*entries, *found.vector])
+            or any(stride != 1 for stride in flat)
+            or self.program.dtype.itemsize == 2
+        ):
+            return False
+        right = [self._in_scratch(x.root) + x.offset for x in found.vector]
+        out = []
+        for number, x in zip(found.results, found.vector, strict=True):
+            # The whole vector is read at a point before a result is written there.
+            free = self._uses[x.root] == reads[x.root] and tiles[x.root].size == points
+            if free and self._locations.is_own(number) and x.root in self._place:
+                self._place[number] = self._place.pop(x.root)
+            out.append(self._touch(number))
+        self.steps.append(
+            [POINT_MATRIX, found.root, points, len(out), *out, *right, *(x.offset for x in entries)]
+        )
+        return True
 
     # ---- results ---------------------------------------------------------------------------
 
@@ -374,6 +411,15 @@ class Encoder:
         if isinstance(step, Gather):
             return []
         return list(step.operands)
+
+    def _reads_of(self, unit: Iterable[int]) -> dict[int, int]:
+        """How often the steps of a unit read each root."""
+        reads: dict[int, int] = {}
+        for number in unit:
+            for operand in self._reads(number):
+                root = self._locations.of[operand].root
+                reads[root] = reads.get(root, 0) + 1
+        return reads
 
     def _touch(self, number: int) -> int:
         """Where a step writes its tile."""
@@ -451,23 +497,24 @@ class _ExpressionCode:
         self.slots = _Room()
         self.code: list[list[int]] = []
         self.address: dict[Value, Address] = {}
-        self.reads: dict[int, int] = {}  # of each root, by the steps of the unit
-        for number in unit:
-            for operand in encoder._reads(number):
-                root = encoder._locations.of[operand].root
-                self.reads[root] = self.reads.get(root, 0) + 1
+        self.reads = encoder._reads_of(unit)
         self.by_root: dict[int, list[Source]] = {}
         for source in made.sources:
             self.by_root.setdefault(source.root, []).append(source)
         self.windows = {root: w for root in self.by_root if (w := self._window(root))}
-        self.window_slot: dict[int, int] = {}
+        self.window_slot: dict[tuple[int, int], int] = {}
 
     def _is_input(self, root: int) -> bool:
         encoder = self.encoder
         return root < encoder._locations.first and encoder.plan.tiles[root].batched
 
     def _window(self, root: int) -> int:
-        """How many values of an input belong to each point, if a chunk at a time can be loaded."""
+        """How many values of an input stand together for each point, if a chunk of points can be
+        loaded at a time.
+
+        There may be several such runs over all points one after the other, as for the components of
+        a field.
+        """
         sources = self.by_root[root]
         stride = sources[0].stride
         encoder = self.encoder
@@ -478,11 +525,18 @@ class _ExpressionCode:
             or not self._is_input(root)
             or root in encoder._place
             or encoder._uses[root] != self.reads[root]
-            or stride * self.points != encoder.plan.tiles[root].size
-            or any(x.stride != stride or not 0 <= x.offset < stride for x in sources)
+            or encoder.plan.tiles[root].size % (stride * self.points)
+            or any(
+                x.stride != stride or x.offset % (stride * self.points) >= stride for x in sources
+            )
         ):
             return 0
         return stride
+
+    def _start(self, x: Source) -> int:
+        """Where the run of windows starts to which a source belongs."""
+        run = self.windows[x.root] * self.points
+        return x.offset // run * run
 
     def encode(self) -> list[int]:
         for source in self.made.sources:
@@ -499,9 +553,10 @@ class _ExpressionCode:
             self.address[micro.result] = result
             words = [_FUNCTION, NUMBERS[micro.function], *result, *_flat(operands)]
             self.code.append(words)
-            for root in list(self.window_slot):
-                if all(self.made.last[x] <= n for x in self.by_root[root]):
-                    self.slots.free(self.window_slot.pop(root))
+            for window in list(self.window_slot):
+                readers = [x for x in self.by_root[window[0]] if self._start(x) == window[1]]
+                if all(self.made.last[x] <= n for x in readers):
+                    self.slots.free(self.window_slot.pop(window))
         head = [EXPRESSION, self.points, self.slots.size, len(self.code)]
         return head + [x for words in self.code for x in words]
 
@@ -523,11 +578,12 @@ class _ExpressionCode:
         assert isinstance(x, Source)
         encoder = self.encoder
         if x.root in self.windows:
-            width = self.windows[x.root]
-            if x.root not in self.window_slot:
-                slot = self.window_slot[x.root] = self.slots.take(width)
-                self.code.append([_WINDOW, x.root, slot, width])
-            self.address[x] = (SLOT, self.window_slot[x.root], x.offset, width)
+            width, start = self.windows[x.root], self._start(x)
+            window = x.root, start
+            if window not in self.window_slot:
+                slot = self.window_slot[window] = self.slots.take(width)
+                self.code.append([_WINDOW, x.root, slot, width, start])
+            self.address[x] = (SLOT, self.window_slot[window], x.offset - start, width)
             return self.address[x]
         shared = not encoder.plan.tiles[x.root].batched
         root = encoder._shared_place[x.root] if shared else encoder._in_scratch(x.root)
