@@ -13,8 +13,11 @@
 namespace jaxmagma {
 namespace {
 
-// A block should leave room in the first-level cache.
-constexpr int64_t kBlockBytes = 24 << 10;
+// The scratch of a block. A step goes through it in the order of memory, so that it need not all
+// stay in the first-level cache; with more elements, more can be on its way to and from memory.
+constexpr int64_t kScratchBytes = 48 << 10;
+// The elements of a direct block should leave room in the first-level cache.
+constexpr int64_t kDirectBytes = 24 << 10;
 constexpr int64_t kMostVectors = 8;
 constexpr int64_t kMostDirectElements = 64;
 
@@ -32,12 +35,12 @@ int64_t BlockElements(const Plan& plan, const Kernels& kernels) {
     int64_t values = 0;
     for (const Input& input : plan.inputs) values += input.size;
     for (const Output& output : plan.outputs) values += output.size;
-    const int64_t elements = kBlockBytes / (values * plan.value_bytes());
+    const int64_t elements = kDirectBytes / (values * plan.value_bytes());
     return std::clamp<int64_t>(elements, 1, kMostDirectElements);
   }
   const int64_t vector_bytes = std::max<int64_t>(plan.scratch_size, 1) * plan.value_bytes() * lanes;
   int64_t vectors = 1;
-  while (2 * vectors <= std::min(kBlockBytes / vector_bytes, kMostVectors)) vectors *= 2;
+  while (2 * vectors <= std::min(kScratchBytes / vector_bytes, kMostVectors)) vectors *= 2;
   return vectors * lanes;
 }
 
