@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxmagma as jm
+from fem_demo import basis
 from jaxmagma import reference
 from jaxmagma.builder import Builder
 from jaxmagma.functions import FUNCTIONS
@@ -49,9 +50,20 @@ def _divergence(b: Any, g: Any, flux: list[Any]) -> Any:
     return sum(jnp.einsum(spec, *x, w) for x, w in terms)
 
 
-def diffusion(p: int, symmetric: bool = True, dtype: Any = "float64") -> ElementProgram:
+def lagrange_tables(p: int, dtype: Any) -> tuple[Any, Any]:
+    """Of values and derivatives, from p + 1 Gauss-Lobatto points to p + 2 Gauss-Legendre ones."""
+    b, g = basis.lagrange(basis.gauss_lobatto(p + 1), basis.gauss_legendre(p + 2)[0])
+    return b.astype(dtype), g.astype(dtype)
+
+
+def diffusion(
+    p: int,
+    symmetric: bool = True,
+    dtype: Any = "float64",
+    tables: Callable[[int, Any], tuple[Any, Any]] = bases,
+) -> ElementProgram:
     """``grad^T (D grad u)``, with 6 or 9 components of D at every point."""
-    b, g = bases(p, dtype)
+    b, g = tables(p, dtype)
     places = [[0, 1, 2], [1, 3, 4], [2, 4, 5]]
 
     def element(u: Any, d: Any) -> Any:

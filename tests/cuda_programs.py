@@ -28,8 +28,12 @@ def contraction(
     batch: str = "e",
     dtype: str = "float64",
     constant: bool = True,
+    sign: int = 0,
 ) -> ElementProgram:
-    """An einsum; operands without batch axes are constants, equal ones if their shapes are."""
+    """An einsum; operands without batch axes are constants, equal ones if their shapes are.
+
+    With a ``sign`` they are so many times their own mirror images.
+    """
     terms, output = spec.split("->")
     builder = Builder(len(batch))
     rng = np.random.default_rng(0)
@@ -44,7 +48,9 @@ def contraction(
         elif shape in shared:
             number = shared[shape]
         else:
-            known = Constant(random(rng, shape, dtype)) if constant else None
+            table = random(rng, shape, dtype)
+            table = table + sign * np.flip(table) if sign else table
+            known = Constant(table) if constant else None
             number = shared[shape] = builder.input(Input((), shape, np.dtype(dtype), known))
         values.append((number, tile))
     result = builder.contract(values, "".join(x for x in output if x not in batch), sizes)

@@ -17,12 +17,14 @@ import jax
 import numpy as np
 import pytest
 
+from fem_demo import basis
 from jaxmagma.builder import Builder
+from jaxmagma.calculus import transpose
 from jaxmagma.lowering.cuda import lower
 from jaxmagma.lowering.cuda.blocks import Parameters
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.plan import plan
-from jaxmagma.program import ElementProgram, Input, Output
+from jaxmagma.program import Constant, ElementProgram, Input, Output
 from tests import cuda_emulator, cuda_fused
 from tests.cuda_programs import (
     arguments,
@@ -55,6 +57,13 @@ UNSPILLED: dict[str, ElementProgram] = {
     "gradient by B p=1": mass_gradient_b(1),
     "rectangular product": product(7, 9, 13),
     "product, float32": product(12, 12, 12, dtype="float32"),
+}
+SYMMETRIC: dict[str, ElementProgram] = {
+    **{f"mass p={p}": mass(p, sign=1) for p in range(4, 16)},
+    **{f"chain n={n}": chain(n, sign=1) for n in (5, 8, 9, 15, 16, 17, 20, 24)},
+    "antisymmetric mass p=8": mass(8, sign=-1),
+    "mass p=8, float32": mass(8, sign=1, dtype="float32"),
+    "mass p=5, complex128": mass(5, sign=1, dtype="complex128"),
 }
 
 # Spec, batch axes and their extents.
@@ -102,16 +111,25 @@ def lowered(program: ElementProgram, extents: tuple[int, ...] = (1000,), **optio
 # ---- Machine code ----------------------------------------------------------------------------
 
 
-@pytest.mark.nvrtc
-@pytest.mark.parametrize("name", UNSPILLED)
-def test_compiles_without_spills(name: str) -> None:
+def check_registers(kernel: Kernel) -> None:
     cuda = native()
-    program = UNSPILLED[name]
-    kernel = lowered(program, (100,) * program.batch_rank)
     resources = cuda.resources(cuda.compile(kernel.source, "sm_90"))
     assert resources["registers"] > 0
     assert resources["local"] == 0
     assert resources["registers"] * kernel.attributes["threads"] <= 65536
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("name", UNSPILLED)
+def test_compiles_without_spills(name: str) -> None:
+    program = UNSPILLED[name]
+    check_registers(lowered(program, (100,) * program.batch_rank))
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("name", SYMMETRIC)
+def test_halves_compile_without_spills(name: str) -> None:
+    check_registers(lowered(SYMMETRIC[name], even_odd=True))
 
 
 @pytest.mark.nvrtc
@@ -168,6 +186,13 @@ def test_diffusion_stays_in_registers(
     assert resources["local"] == 0
     assert resources["registers"] * kernel.attributes["threads"] <= 65536
     assert "5 sweeps" in kernel.description
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("p", range(4, 9))
+def test_symmetric_diffusion_stays_in_registers(p: int, x64: None) -> None:
+    program = cuda_fused.diffusion(p, tables=cuda_fused.lagrange_tables)
+    check_registers(lowered(program, even_odd=True))
 
 
 # ---- Source ----------------------------------------------------------------------------------
@@ -257,6 +282,111 @@ def emulate(
     kernel = lowered(program, extents, **options)
     arrays = arguments(program, extents)
     assert_close(program, arrays, cuda_emulator.run(kernel, program, arrays, folder))
+
+
+# Odd and even numbers of rows and of columns, in two directions each.
+SPLIT = {
+    "even from odd": {"a": 7, "x": 8, "b": 5, "y": 6},
+    "odd from even": {"a": 8, "x": 7, "b": 6, "y": 9},
+    "odd from odd": {"a": 7, "x": 9, "b": 9, "y": 7},
+    "even from even": {"a": 8, "x": 8, "b": 10, "y": 6},
+}
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("name", SPLIT)
+def test_numbers_of_split_products(name: str, sign: int, folder: Path) -> None:
+    """Of even and odd halves; and of the derivative, whose matrices are transposed."""
+    program = contraction("xa,yb,eab->exy", SPLIT[name], sign=sign)
+    transposed = transpose(program, [True], [True])
+    assert transposed is not None
+    for each in (program, transposed.program):
+        assert lowered(each, even_odd=True).source.count("split_gemm") == 2
+        emulate(each, (7,), folder, even_odd=True)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("dtype", ["float32", "complex64", "complex128"])
+def test_numbers_of_split_products_of_other_dtypes(dtype: str, sign: int, folder: Path) -> None:
+    program = mass(4, sign=sign, dtype=dtype)
+    assert "6 products by even and odd halves" in lowered(program, even_odd=True).description
+    emulate(program, (5,), folder, even_odd=True)
+
+
+@pytest.mark.parametrize("options", [{"slices": 3}, {"quads": True}], ids=str)
+def test_numbers_of_symmetric_matrices(options: dict[str, Any], folder: Path) -> None:
+    emulate(mass(5, sign=1), (5,), folder, even_odd=True, **options)
+    emulate(chain(7, sign=-1), (5,), folder, even_odd=True, **options)
+
+
+def test_numbers_of_split_fused_products(folder: Path, x64: None) -> None:
+    """Values and derivatives of one fibre share its even and odd parts."""
+    program = cuda_fused.diffusion(4, tables=cuda_fused.lagrange_tables)
+    kernel = lowered(program, even_odd=True)
+    assert "split_gemm<1" in kernel.source and "split_gemm<-1" in kernel.source
+    arrays = arguments(program, (5,))
+    got = cuda_emulator.run(kernel, program, arrays, folder)
+    cuda_fused.assert_same(program, arrays, got)
+
+
+@pytest.mark.parametrize("name", ["values", "slopes", "Bernstein"])
+def test_rounding_of_split_products(name: str, folder: Path) -> None:
+    """Within the bound of ``parity``, whatever the sizes of the values of a fibre."""
+    n, q = 10, 11
+    points = basis.gauss_legendre(q)[0]
+    values, slopes = basis.lagrange(basis.gauss_lobatto(n), points)
+    table = {"values": values, "slopes": slopes, "Bernstein": basis.bernstein(n - 1, points)}[name]
+    builder = Builder(1)
+    matrix = builder.input(Input((), (q, n), table.dtype, Constant(table)))
+    u = builder.input(Input((0,), (n,), table.dtype))
+    result = builder.contract([(matrix, "xa"), (u, "a")], "x", {"x": q, "a": n})
+    program = builder.build([Output(result, (0,))]).program
+    kernel = lowered(program, even_odd=True)
+    assert "split_gemm" in kernel.source
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(200, n)) * 10.0 ** rng.integers(-8, 9, (200, n))
+    (got,) = cuda_emulator.run(kernel, program, [x], folder)
+    want = np.einsum("xa,ea->ex", table.astype(np.longdouble), x)
+    size = np.abs(table)
+    size = np.maximum(size, np.flip(size))
+    rows, columns = (np.maximum(a, np.flip(a)) for a in (size.max(1), size.max(0)))
+    largest = np.minimum(rows[:, None], columns)
+    bound = (n / 2 + 4 + n + q) * np.finfo(float).eps * np.abs(x) @ largest.T
+    assert (np.abs(got - want) <= bound).all()
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("name", SPLIT)
+def test_what_is_not_finite_stays_so(name: str, sign: int, value: float, folder: Path) -> None:
+    """At every place of a fibre, and in all of the result; not in other elements."""
+    sizes = SPLIT[name]
+    program = contraction("xa,ea->ex", sizes, sign=sign)
+    kernel = lowered(program, even_odd=True)
+    assert "split_gemm" in kernel.source
+    n = sizes["a"]
+    (u,) = arguments(program, (2 * n + 1,))
+    for k in range(n):
+        u[k, k] = value
+        u[n + k, [k, n - 1 - k]] = value, -value
+    (got,) = cuda_emulator.run(kernel, program, [u], folder)
+    assert not np.isfinite(got[: 2 * n]).any()
+    assert np.isfinite(got[2 * n]).all()
+
+
+def test_what_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Constants that are symmetric, if the user asks for it; another matrix has another kernel."""
+    monkeypatch.delenv("JAXMAGMA_EVEN_ODD", raising=False)
+    plain = lowered(mass(6)).source
+    assert lowered(mass(6, sign=1)).source == plain
+    split = lowered(mass(6, sign=1), even_odd=True).source
+    assert "split_gemm" in split
+    assert lowered(mass(6, sign=-1), even_odd=True).source not in (plain, split)
+    assert lowered(mass(6), even_odd=True).source == plain
+    assert lowered(mass(6, sign=1, constant=False), even_odd=True).source == plain
+    monkeypatch.setenv("JAXMAGMA_EVEN_ODD", "on")
+    assert lowered(mass(6, sign=1)).source == split
+    assert lowered(mass(6, sign=1), even_odd=False).source == plain
 
 
 def has_shared_operand(name: str) -> bool:

@@ -114,6 +114,7 @@ CUDA = Space(
         one("hold", None, True, False),
         one("prefetch", True, False),
         one("padding", None, 0, 5, 15),
+        one("even_odd", None, False),
     )
 )
 

@@ -258,7 +258,7 @@ def _attributes(source: Source) -> dict[str, Any]:
     itemsize = block.dtype.itemsize
     offset = 0
     for tile in block.bank:
-        size = block.plan.tiles[tile].size * itemsize
+        size = block.bank_size(tile) * itemsize
         if tile in arguments:
             copies += [arguments[tile], offset, size]
         offset += size
@@ -271,14 +271,8 @@ def _attributes(source: Source) -> dict[str, Any]:
         size = block.plan.tiles[block.plan.results[out]].size
         sums += [first + out, first + len(block.program.outputs) + number, size]
 
-    def values(tiles: list[int]) -> list[np.ndarray]:
-        """Constants, zeros where they are not known yet."""
-        return [
-            np.zeros(block.plan.tiles[x].size, block.dtype) if array is None else array
-            for x in tiles
-            for array in [block.constant(x)]
-        ]
-
+    bank = [block.bank_values(x) for x in block.bank]
+    tables = [array for x in block.tables() if (array := block.constant(x)) is not None]
     arranged = [
         x.arranged(array)
         for x in block.pieces()
@@ -295,8 +289,8 @@ def _attributes(source: Source) -> dict[str, Any]:
         "pointers": _integers(pointers),
         "copies": _integers(copies),
         "sums": _integers(sums),
-        "bank": _bytes([*values(block.bank), np.zeros(block.bank_uses(), np.int32)]),
-        "table": _bytes([*values(block.tables()), *arranged]),
+        "bank": _bytes([*bank, np.zeros(block.bank_uses(), np.int32)]),
+        "table": _bytes([*tables, *arranged]),
     }
 
 

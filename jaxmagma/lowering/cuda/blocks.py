@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxmagma import parity
 from jaxmagma.choices import architecture
 from jaxmagma.lowering.cuda import banks
 from jaxmagma.lowering.cuda.gemms import blocking_of
@@ -26,9 +27,11 @@ from jaxmagma.lowering.cuda.sweeps import (
     Scheduler,
     Stage,
     Sweep,
+    as_mode,
     copy_sweep,
     live_registers,
 )
+from jaxmagma.parity import Halves
 from jaxmagma.plan import Plan
 from jaxmagma.program import Gather, Place, View
 
@@ -114,6 +117,8 @@ class Parameters:
     padding: int | None = None  # at most, of axes in shared memory, against bank conflicts
     in_place: bool | None = None  # tiles take the place of those that they are made from
     shared_bytes: int = SHARED_BYTES  # most shared memory for one block
+    # Of matrices that are symmetric about their centre, even and odd halves are multiplied.
+    even_odd: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("threads", "elements", "groups", "slices", "fibres"):
@@ -146,6 +151,7 @@ class Block:
         self.gathered = {x.tile for x in self.origins.values() if x.index is not None}
         self.written, self.skipped = self._find_written()
         self.quads = bool(parameters.quads) and self.dtype == np.float64
+        self.halves = self._find_halves()
         self.bank: list[int] = []
         self.groups = 1
         self.slices = 1
@@ -156,6 +162,23 @@ class Block:
 
     def origin(self, tile: int) -> Origin:
         return self.origins.get(tile) or Origin(tile)
+
+    def _find_halves(self) -> dict[int, Halves]:
+        """Constant matrices of mode products that are better multiplied half by half."""
+        found: dict[int, Halves] = {}
+        given = self.parameters.even_odd
+        if not (parity.is_wanted() if given is None else given):
+            return found
+        for _, step in self.plan.numbered_steps():
+            mode = as_mode(self.plan, step)
+            array = None if mode is None else self.constant(mode.matrix)
+            if mode is None or array is None or array.ndim != 2 or mode.matrix in found:
+                continue
+            rows, columns = array.shape
+            halves = parity.halves(array) if parity.is_worth(rows, columns, self.dtype) else None
+            if halves is not None:
+                found[mode.matrix] = halves
+        return found
 
     def _find_written(self) -> tuple[dict[int, list[tuple[int, Strided]]], set[int]]:
         """For each tile the outputs it is part of, and where; and tiles written by their parts."""
@@ -202,7 +225,8 @@ class Block:
         few = -(-max((x.count for x in sweeps), default=0) // 8) <= FEW_OCTETS
         most = ALONE_REGISTERS if few else THREAD_REGISTERS
         return any(
-            self._longest(x) >= FEW_VALUES and live_registers(self.plan, x) > most for x in sweeps
+            self._longest(x) >= FEW_VALUES and live_registers(self.plan, x, self.halves) > most
+            for x in sweeps
         )
 
     def _longest(self, sweep: Sweep) -> int:
@@ -215,11 +239,29 @@ class Block:
         bank: list[int] = []
         left = CONSTANT_BYTES - 4 * len(self.plan.steps)
         for matrix in self._thread_matrices():
-            size = self.plan.tiles[matrix].size * self.dtype.itemsize
+            size = self.bank_size(matrix) * self.dtype.itemsize
             if matrix not in bank and size <= left:
                 bank.append(matrix)
                 left -= size
         return bank
+
+    def bank_size(self, matrix: int) -> int:
+        """Values of a matrix in the constant bank: all of them, or those of its halves."""
+        halves = self.halves.get(matrix)
+        return self.plan.tiles[matrix].size if halves is None else 2 * halves.even.size
+
+    def bank_values(self, matrix: int) -> np.ndarray:
+        """What stands there when the kernel is loaded: zeros, if the values are not known yet."""
+        halves, array = self.halves.get(matrix), self.constant(matrix)
+        if halves is not None:
+            return np.stack([halves.even, halves.odd])
+        return np.zeros(self.bank_size(matrix), self.dtype) if array is None else array
+
+    def splits(self, move: Move) -> Halves | None:
+        """The halves that threads multiply a fibre with, if not the whole matrix."""
+        if move.matrix is None or move.matrix.tile not in self.bank:
+            return None
+        return self.halves.get(move.matrix.tile)
 
     def pieces(self) -> list[Pieces]:
         """The matrices that tensor cores multiply with."""
@@ -311,7 +353,7 @@ class Block:
         if not self.quads or self.parameters.threads is not None or self.threads < QUAD_THREADS:
             return False
         sweeps = [x for x in self.stages if isinstance(x, Sweep) and x.lanes > 1]
-        light = all(live_registers(self.plan, x) <= QUAD_REGISTERS for x in sweeps)
+        light = all(live_registers(self.plan, x, self.halves) <= QUAD_REGISTERS for x in sweeps)
         return self._blocks() == 1 or (self._blocks() == 2 and light)
 
     def _crowded(self, stage: Stage) -> bool:
@@ -321,7 +363,7 @@ class Block:
         if stage.single:
             return len(stage.moves) > CROWDED_MOVES
         several = len(stage.moves) > SEVERAL_MOVES
-        return several and live_registers(self.plan, stage) > CROWDED_REGISTERS
+        return several and live_registers(self.plan, stage, self.halves) > CROWDED_REGISTERS
 
     def _choose_groups(self) -> None:
         """Groups of a block, and how many slices of elements each works through."""
@@ -383,7 +425,7 @@ class Block:
         stages: list[Stage] = []
         staged: set[int] = set()
         made: set[int] = set()
-        for stage in Scheduler(self.plan, self.skipped, self.quads).stages():
+        for stage in Scheduler(self.plan, self.skipped, self.quads, self.halves).stages():
             if isinstance(stage, Gemm):
                 for operand in stage.step.operands:
                     needed = self.staging or self.origin(operand).index is not None
@@ -568,6 +610,10 @@ class Block:
         """How often a matrix in the constant bank is used."""
         return sum(matrix in self.bank for matrix in self._thread_matrices())
 
+    def split_products(self) -> int:
+        """How many products are done half by half."""
+        return sum(self.splits(move) is not None for move in self._products(1))
+
     def busy(self) -> float:
         """The part of the threads that the widest stage has work for."""
         most = max([self._threads_of(stage) for stage in self.stages], default=1)
@@ -579,9 +625,12 @@ class Block:
         stages = [f"{sweeps} sweeps"] if sweeps else []
         if sweeps < len(self.stages):
             stages.append(f"{len(self.stages) - sweeps} gemms")
+        split = self.split_products()
+        halves = f", {split} products by even and odd halves" if split else ""
         return (
             f"{' and '.join(stages) or 'a sum'}, {self.elements * self.groups} elements on "
             f"{self.threads * self.groups} threads, {self.shared_bytes()} bytes of shared memory"
+            f"{halves}"
         )
 
 

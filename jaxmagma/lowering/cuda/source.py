@@ -17,6 +17,7 @@ from jaxmagma.lowering.cuda.gemms import blocking_of
 from jaxmagma.lowering.cuda.pieces import Pieces, pieces_of
 from jaxmagma.lowering.cuda.sources import Origin, Strided
 from jaxmagma.lowering.cuda.sweeps import ALONG, Assembly, Gemm, Move, Sweep, Value, grouped
+from jaxmagma.parity import Halves
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange
 
 
@@ -91,7 +92,7 @@ class Source:
         return parameters
 
     def _source(self) -> str:
-        pointers = self.pointers
+        pointers, plan = self.pointers, self.block.plan
         text = _Text()
         for line in _steps(self.block.plan):
             text(f"// {line}")
@@ -116,9 +117,11 @@ class Source:
             if tiles or (name == "table" and arranged):
                 text(f"struct {name.capitalize()} {{")
                 for tile in tiles:
-                    size = self.block.plan.tiles[tile].size
-                    member = f"m{tile}" if name == "bank" else f"t{tile}"
-                    text(f"  {self.type} {member}[{size}];", self._shape(tile))
+                    member, size, shape = f"t{tile}", plan.tiles[tile].size, self._shape(tile)
+                    if name == "bank":
+                        member, size = f"m{tile}", self.block.bank_size(tile)
+                        shape += " in even and odd halves" if tile in self.block.halves else ""
+                    text(f"  {self.type} {member}[{size}];", shape)
                 if name == "bank":
                     text(f"  int zero[{self.block.bank_uses()}];", UNKNOWN_ZEROS)
                 else:
@@ -612,6 +615,9 @@ class Source:
             if sweep.lanes > 1:
                 return f"gemm(quad, {x.name}, {operands[0]})"
             sizes = f"{x.rows}, {x.columns}, {x.row}, {x.column}"
+            halves = self.block.splits(move)
+            if halves is not None:
+                return self._split_gemm(move, halves, operands[0])
             return f"gemm<{sizes}>({self._matrix(move.matrix.tile)}, {operands[0]})"
         if isinstance(step, Pointwise):
             return f"map({FUNCTORS[step.function]}(), {', '.join(operands)})"
@@ -621,6 +627,17 @@ class Source:
         if ALONG in move.operands[0].labels and ALONG not in move.result.labels:
             return f"reduce({_quad(sweep)}{operands[0]})"
         return operands[0]
+
+    def _split_gemm(self, move: Move, halves: Halves, operand: str) -> str:
+        assert move.matrix is not None
+        rows, columns = move.result.length, move.operands[0].length
+        strides, even, odd = banks.row_major(halves.even.shape).strides, 0, halves.even.size
+        if move.matrix.row == 1:
+            # What takes even to odd vectors takes, transposed, odd ones to even ones.
+            strides = strides[::-1]
+            even, odd = (even, odd) if halves.sign > 0 else (odd, even)
+        sizes = ", ".join(str(x) for x in (halves.sign, rows, columns, *strides, even, odd))
+        return f"split_gemm<{sizes}>({self._matrix(move.matrix.tile)}, {operand})"
 
     def _print_gemm(self, text: "_Text", stage: Gemm, position: int) -> None:
         step = stage.step

@@ -24,7 +24,7 @@ what a program of pointwise operations alone becomes, however many they are.
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from jaxmagma.lowering.cuda.sources import Origin, origin
@@ -213,12 +213,20 @@ def _summed(step: Product | Rearrange | Pointwise) -> str:
 class Scheduler:
     """Groups the steps of ``plan`` into stages; tiles of ``skipped`` nobody needs on chip.
 
-    With ``quads``, fibres are owned by quads wherever matrices multiply them.
+    With ``quads``, fibres are owned by quads wherever matrices multiply them. Of matrices in
+    ``split``, threads multiply even and odd halves.
     """
 
-    def __init__(self, plan: Plan, skipped: Iterable[int] = (), quads: bool = False) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        skipped: Iterable[int] = (),
+        quads: bool = False,
+        split: Collection[int] = (),
+    ) -> None:
         self.plan = plan
         self.quads = quads
+        self.split = split
         self.skipped = set(skipped)
         self.ready = set(range(len(plan.program.inputs)))  # tiles in memory
         self.origins: dict[int, Origin] = {}
@@ -478,7 +486,7 @@ class Scheduler:
                         heapq.heappush(touching, consumer)
         if not inside <= sweep.tiles.keys():
             return False
-        return sweep.single or live_registers(self.plan, sweep) <= LIVE_REGISTERS
+        return sweep.single or live_registers(self.plan, sweep, self.split) <= LIVE_REGISTERS
 
     def _drawn_in(self, sweep: Sweep, number: int, inside: set[int]) -> bool:
         """Adds a step to the sweep, after those of ``inside`` that it needs."""
@@ -630,7 +638,7 @@ def _for_quads(mode: Mode, extents: dict[str, int]) -> bool:
     return min(extents.get(mode.contracted, 1), extents.get(mode.new, 1)) > 1
 
 
-def live_registers(plan: Plan, sweep: Sweep) -> int:
+def live_registers(plan: Plan, sweep: Sweep, split: Collection[int] = ()) -> int:
     """The most registers that whole fibres of a sweep take at once.
 
     Of pointwise operations in a row only fibres that come in or go on count: they are done point by
@@ -662,6 +670,11 @@ def live_registers(plan: Plan, sweep: Sweep) -> int:
             alive |= {x for move in group for x in move.operands}
             now = made
             inside = sum(map(size, alive | made))
+            (move,) = group
+            if sweep.lanes == 1 and move.matrix is not None and move.matrix.tile in split:
+                (operand,) = move.operands
+                if last[operand] == position:
+                    inside -= min(operand.length, move.result.length) // 2
         most = max(most, inside)
         alive = {x for x in alive | now if last.get(x, -1) > position}
     if sweep.lanes == QUAD:
