@@ -55,6 +55,16 @@ def bk(size: float) -> Iterator[Workload]:
         yield w.constant(kernel(p, size))
 
 
+def symmetric(size: float) -> Iterator[Workload]:
+    """Operators with the tables of finite elements, and with random ones of the same sizes."""
+    for p in range(8, 16):
+        for kernel in (w.bk1, w.bk3, w.bk5):
+            yield w.constant(kernel(p, size))
+            yield w.with_gauss_points(kernel(p, size))
+        yield w.constant(w.chain(p + 1, p + 1, size))
+        yield w.with_gauss_points(w.chain(p + 1, p + 1, size))
+
+
 def gradients(size: float) -> Iterator[Workload]:
     """With respect to what has an element axis, and with respect to the traced bases, too."""
     for bases in (False, True):
@@ -188,6 +198,7 @@ SUITES: dict[str, Callable[[float], Iterator[Workload]]] = {
     "rectangular": rectangular,
     "interp": interp,
     "bk": bk,
+    "symmetric": symmetric,
     "gradients": gradients,
     "traced": traced,
     "bgemm": bgemm,

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxmagma as jm
+from fem_demo.basis import gauss_legendre, gauss_lobatto, lagrange
 
 
 Array = Any  # jax.Array, or np.ndarray in extended precision
@@ -127,6 +128,21 @@ def tables(workload: Workload, seed: int = 0) -> list[np.ndarray | None]:
         rng.uniform(-1, 1, shape).astype(workload.dtype) if shared else None
         for shape, shared in zip(workload.shapes, workload.shared, strict=True)
     ]
+
+
+def with_gauss_points(workload: Workload) -> Workload:
+    """With tables of a basis and its derivative on symmetric points, as finite elements have them.
+
+    Nodes are Gauss-Lobatto points; so are the points where there is no basis to interpolate with.
+    """
+    shapes = [s for s, shared in zip(workload.shapes, workload.shared, strict=True) if shared]
+    q, n = shapes[0]
+    nodes = gauss_lobatto(n)
+    collocated = workload.family == "bk5"
+    known = lagrange(nodes, nodes if collocated else gauss_legendre(q)[0])
+    left = iter(known[1:] if collocated else known)
+    values = [next(left).astype(workload.dtype) if x else None for x in workload.shared]
+    return renamed(constant(workload, values), "symmetric")
 
 
 def constant(workload: Workload, values: list[np.ndarray | None] | None = None) -> Workload:
