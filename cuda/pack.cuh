@@ -29,6 +29,14 @@ __device__ __forceinline__ Pack<T, W> operator+(const Pack<T, W>& a, const Pack<
 }
 
 template <class T, int W>
+__device__ __forceinline__ Pack<T, W> operator-(const Pack<T, W>& a, const Pack<T, W>& b) {
+  Pack<T, W> y;
+#pragma unroll
+  for (int w = 0; w < W; ++w) y.value[w] = a.value[w] - b.value[w];
+  return y;
+}
+
+template <class T, int W>
 __device__ __forceinline__ Pack<T, W>& operator+=(Pack<T, W>& a, const Pack<T, W>& b) {
   return a = a + b;
 }

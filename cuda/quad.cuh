@@ -16,12 +16,23 @@ template <int W>
 struct Quad {
   int lane;
   bool has[W];
+  __device__ static constexpr int slots(int n) { return (n + 3) / 4; }
 };
 
-// W fibres of N values each.
-template <class T, int W, int N>
+// The same with other places of values: i of the first half of a fibre in lane i % 4, as before,
+// and the one opposite to it, n - 1 - i, in the same lane, after those of the first half. So a
+// product with even and odd halves moves nothing between lanes either.
+template <int W>
+struct MirroredQuad : Quad<W> {
+  __device__ __forceinline__ MirroredQuad(const Quad<W>& quad) : Quad<W>(quad) {}
+  __device__ static constexpr int first(int n) { return Quad<W>::slots((n + 1) / 2); }
+  __device__ static constexpr int slots(int n) { return first(n) + Quad<W>::slots(n / 2); }
+};
+
+// W fibres of N values each, in the places of Q.
+template <class T, int W, int N, class Q = Quad<W>>
 struct QuadFibre {
-  static constexpr int slots = (N + 3) / 4;
+  static constexpr int slots = Q::slots(N);
   Pack<T, W> value[slots];
   __device__ __forceinline__ Pack<T, W>& operator[](int slot) { return value[slot]; }
   __device__ __forceinline__ const Pack<T, W>& operator[](int slot) const { return value[slot]; }
@@ -40,9 +51,24 @@ __device__ __forceinline__ int position(const Quad<W>& quad, int slot) {
   return first + (inside<N>(quad, slot) ? 4 * slot : 0);
 }
 
-template <int N, int STRIDE, class T, int W>
-__device__ __forceinline__ auto load(const Quad<W>& quad, const Place<T, W>& from) {
-  QuadFibre<typename Mutable<T>::type, W, N> x;
+template <int N, int W>
+__device__ __forceinline__ bool inside(const MirroredQuad<W>& quad, int slot) {
+  constexpr int kFirst = MirroredQuad<W>::first(N);
+  const Quad<W>& half = quad;
+  return slot < kFirst ? inside<(N + 1) / 2>(half, slot) : inside<N / 2>(half, slot - kFirst);
+}
+
+template <int N, int W>
+__device__ __forceinline__ int position(const MirroredQuad<W>& quad, int slot) {
+  constexpr int kFirst = MirroredQuad<W>::first(N);
+  const Quad<W>& half = quad;
+  return slot < kFirst ? position<(N + 1) / 2>(half, slot)
+                       : N - 1 - position<N / 2>(half, slot - kFirst);
+}
+
+template <int N, int STRIDE, class Q, class T, int W>
+__device__ __forceinline__ auto load(const Q& quad, const Place<T, W>& from) {
+  QuadFibre<typename Mutable<T>::type, W, N, Q> x;
 #pragma unroll
   for (int slot = 0; slot < x.slots; ++slot) {
     x[slot] = get(from + position<N>(quad, slot) * STRIDE);
@@ -50,11 +76,12 @@ __device__ __forceinline__ auto load(const Quad<W>& quad, const Place<T, W>& fro
   return x;  // (N), W times
 }
 
-template <int N, int STRIDE, int COMPONENT, int COMPONENTS, class T, int W, class Component>
-__device__ __forceinline__ auto load_gathered(const Quad<W>& quad, const Place<T, W>& vector,
+template <int N, int STRIDE, int COMPONENT, int COMPONENTS, class Q, class T, int W,
+          class Component>
+__device__ __forceinline__ auto load_gathered(const Q& quad, const Place<T, W>& vector,
                                               const Place<const int, W>& index,
                                               const Component& component) {
-  QuadFibre<typename Mutable<T>::type, W, N> x;
+  QuadFibre<typename Mutable<T>::type, W, N, Q> x;
 #pragma unroll
   for (int slot = 0; slot < x.slots; ++slot) {
     const int i = position<N>(quad, slot);
@@ -64,8 +91,8 @@ __device__ __forceinline__ auto load_gathered(const Quad<W>& quad, const Place<T
 }
 
 // Writes value number `slot` of fibres of N values.
-template <int N, class T, int W>
-__device__ __forceinline__ void put(const Quad<W>& quad, int slot, const Place<T, W>& to,
+template <int N, class Q, class T, int W>
+__device__ __forceinline__ void put(const Q& quad, int slot, const Place<T, W>& to,
                                     const Pack<T, W>& x) {
 #pragma unroll
   for (int w = 0; w < W; ++w) {
@@ -73,9 +100,9 @@ __device__ __forceinline__ void put(const Quad<W>& quad, int slot, const Place<T
   }
 }
 
-template <int STRIDE, class T, int W, int N>
-__device__ __forceinline__ void store(const Quad<W>& quad, const Place<T, W>& to,
-                                      const QuadFibre<T, W, N>& x) {
+template <int STRIDE, class Q, class T, int W, int N>
+__device__ __forceinline__ void store(const Q& quad, const Place<T, W>& to,
+                                      const QuadFibre<T, W, N, Q>& x) {
 #pragma unroll
   for (int slot = 0; slot < x.slots; ++slot) {
     put<N>(quad, slot, to + position<N>(quad, slot) * STRIDE, x[slot]);  // (N), W times
@@ -95,9 +122,9 @@ __device__ __forceinline__ Pack<T, W> from_lane(Pack<T, W> x, int other) {
 }
 
 // sum_i x[i], in all lanes of the quad
-template <class T, int W, int N>
-__device__ __forceinline__ QuadFibre<T, W, 1> reduce(const Quad<W>& quad,
-                                                     const QuadFibre<T, W, N>& x) {
+template <class T, int W, int N, class Q>
+__device__ __forceinline__ QuadFibre<T, W, 1, Q> reduce(const Q& quad,
+                                                        const QuadFibre<T, W, N, Q>& x) {
   Pack<T, W> sum{};
 #pragma unroll
   for (int slot = 0; slot < x.slots; ++slot) {
@@ -203,6 +230,52 @@ __device__ __forceinline__ QuadFibre<T, W, M> gemm(const Quad<W>& quad,
 #pragma unroll
   for (int slot = 0; slot < y.slots; ++slot) y[slot] = sum[slot / 2][slot % 2];
   return y;  // (M)
+}
+
+// y[m] = same[m] + opposite[m], y[M - 1 - m] = same[m] - opposite[m]
+template <int M, class T, int W, int MS, int MO>
+__device__ __forceinline__ auto unfold(const QuadFibre<T, W, MS>& same,
+                                       const QuadFibre<T, W, MO>& opposite) {
+  static_assert(MS == (M + 1) / 2 && MO == M / 2, "the middle has no opposite");
+  QuadFibre<T, W, M, MirroredQuad<W>> y;
+#pragma unroll
+  for (int slot = 0; slot < same.slots; ++slot) {
+    y[slot] = same[slot];
+    if (slot < opposite.slots) {
+      y[slot] = same[slot] + opposite[slot];
+      y[same.slots + slot] = same[slot] - opposite[slot];
+    }
+  }
+  return y;  // (M)
+}
+
+// The same with half the work, for matrix[M - 1 - m, K - 1 - k] = SIGN matrix[m, k]: of what it is
+// to sums and to differences of opposite values, see split_gemm in gemm.cuh.
+template <int SIGN, int M, int K, class S, int MS, int KS, int MD, int KD, class T, int W>
+__device__ __forceinline__ auto split_gemm(const MirroredQuad<W>& quad,
+                                           const Matrix<S, MS, KS>& even,
+                                           const Matrix<S, MD, KD>& odd,
+                                           const QuadFibre<T, W, K, MirroredQuad<W>>& x) {
+  const Quad<W>& half = quad;
+  QuadFibre<T, W, KS> sum;
+  QuadFibre<T, W, KD> difference;
+  constexpr int kPaired = Quad<W>::slots(K / 2);
+  static_assert(KS == (K + 1) / 2 && (KD == K / 2 || KD == KS), "differences may have the middle");
+#pragma unroll
+  for (int slot = 0; slot < sum.slots; ++slot) {
+    const bool paired = inside<K / 2>(half, slot);
+    const Pack<T, W> first = x[slot], last = x[slot < kPaired ? sum.slots + slot : slot];
+    sum[slot] = paired ? first + last : first;
+    // The middle of the matrix is zero, but zero times infinity or NaN is not.
+    if (slot < difference.slots) difference[slot] = paired ? first - last : first;
+  }
+  const auto from_even = gemm(half, even, sum);
+  const auto from_odd = gemm(half, odd, difference);
+  if constexpr (SIGN > 0) {
+    return unfold<M>(from_even, from_odd);
+  } else {
+    return unfold<M>(from_odd, from_even);
+  }
 }
 
 // ---- Threads ---------------------------------------------------------------------------------

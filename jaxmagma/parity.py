@@ -67,7 +67,7 @@ def halves(matrix: np.ndarray) -> Halves | None:
             quarter = (slice(-(-rows // 2)), slice(-(-columns // 2)))
             even = (whole + whole[:, ::-1])[quarter] / 2
             odd = (whole - whole[:, ::-1])[quarter] / 2
-            return Halves(even.astype(matrix.dtype), odd.astype(matrix.dtype), sign)
+            return Halves(even.astype(matrix.dtype, "C"), odd.astype(matrix.dtype, "C"), sign)
     return None
 
 

@@ -59,8 +59,8 @@ UNSPILLED: dict[str, ElementProgram] = {
     "product, float32": product(12, 12, 12, dtype="float32"),
 }
 SYMMETRIC: dict[str, ElementProgram] = {
-    **{f"mass p={p}": mass(p, sign=1) for p in range(4, 16)},
-    **{f"chain n={n}": chain(n, sign=1) for n in (5, 8, 9, 15, 16, 17, 20, 24)},
+    **{f"mass p={p}": mass(p, sign=1) for p in (4, 5, 6, 7, 8, 9, 11, 12, 13, 14, 15)},
+    **{f"chain n={n}": chain(n, sign=1) for n in (5, 8, 9, 15, 16, 17, 21, 24, 27, 32)},
     "antisymmetric mass p=8": mass(8, sign=-1),
     "mass p=8, float32": mass(8, sign=1, dtype="float32"),
     "mass p=5, complex128": mass(5, sign=1, dtype="complex128"),
@@ -129,7 +129,9 @@ def test_compiles_without_spills(name: str) -> None:
 @pytest.mark.nvrtc
 @pytest.mark.parametrize("name", SYMMETRIC)
 def test_halves_compile_without_spills(name: str) -> None:
-    check_registers(lowered(SYMMETRIC[name], even_odd=True))
+    kernel = lowered(SYMMETRIC[name], even_odd=True)
+    assert "split_gemm" in kernel.source
+    check_registers(kernel)
 
 
 @pytest.mark.nvrtc
@@ -189,7 +191,7 @@ def test_diffusion_stays_in_registers(
 
 
 @pytest.mark.nvrtc
-@pytest.mark.parametrize("p", range(4, 9))
+@pytest.mark.parametrize("p", [*range(4, 9), 12])
 def test_symmetric_diffusion_stays_in_registers(p: int, x64: None) -> None:
     program = cuda_fused.diffusion(p, tables=cuda_fused.lagrange_tables)
     check_registers(lowered(program, even_odd=True))
@@ -286,23 +288,26 @@ def emulate(
 
 # Odd and even numbers of rows and of columns, in two directions each.
 SPLIT = {
-    "even from odd": {"a": 7, "x": 8, "b": 5, "y": 6},
-    "odd from even": {"a": 8, "x": 7, "b": 6, "y": 9},
-    "odd from odd": {"a": 7, "x": 9, "b": 9, "y": 7},
-    "even from even": {"a": 8, "x": 8, "b": 10, "y": 6},
+    "even from odd": {"a": 13, "x": 14, "b": 15, "y": 16},
+    "odd from even": {"a": 14, "x": 13, "b": 16, "y": 17},
+    "odd from odd": {"a": 13, "x": 17, "b": 17, "y": 15},
+    "even from even": {"a": 14, "x": 16, "b": 16, "y": 14},
 }
 
 
+@pytest.mark.parametrize("quads", [False, True])
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("name", SPLIT)
-def test_numbers_of_split_products(name: str, sign: int, folder: Path) -> None:
+def test_numbers_of_split_products(name: str, sign: int, quads: bool, folder: Path) -> None:
     """Of even and odd halves; and of the derivative, whose matrices are transposed."""
     program = contraction("xa,yb,eab->exy", SPLIT[name], sign=sign)
     transposed = transpose(program, [True], [True])
     assert transposed is not None
     for each in (program, transposed.program):
-        assert lowered(each, even_odd=True).source.count("split_gemm") == 2
-        emulate(each, (7,), folder, even_odd=True)
+        source = lowered(each, quads=quads, even_odd=True).source
+        assert source.count("split_gemm") == 2
+        assert ("MirroredQuad<2>" in source) == quads
+        emulate(each, (3,), folder, quads=quads, even_odd=True)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -313,26 +318,38 @@ def test_numbers_of_split_products_of_other_dtypes(dtype: str, sign: int, folder
     emulate(program, (5,), folder, even_odd=True)
 
 
-@pytest.mark.parametrize("options", [{"slices": 3}, {"quads": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"slices": 3},
+        {"quads": True, "hold": False},
+        {"quads": True, "fibres": 1},
+        {"quads": True, "fibres": 3, "elements": 2, "threads": 64},
+    ],
+    ids=str,
+)
 def test_numbers_of_symmetric_matrices(options: dict[str, Any], folder: Path) -> None:
     emulate(mass(5, sign=1), (5,), folder, even_odd=True, **options)
-    emulate(chain(7, sign=-1), (5,), folder, even_odd=True, **options)
+    emulate(chain(17, sign=-1), (5,), folder, even_odd=True, **options)
 
 
-def test_numbers_of_split_fused_products(folder: Path, x64: None) -> None:
+@pytest.mark.parametrize(("p", "quads"), [(4, False), (7, True)])
+def test_numbers_of_split_fused_products(p: int, quads: bool, folder: Path, x64: None) -> None:
     """Values and derivatives of one fibre share its even and odd parts."""
-    program = cuda_fused.diffusion(4, tables=cuda_fused.lagrange_tables)
-    kernel = lowered(program, even_odd=True)
+    program = cuda_fused.diffusion(p, tables=cuda_fused.lagrange_tables)
+    kernel = lowered(program, quads=quads, even_odd=True)
     assert "split_gemm<1" in kernel.source and "split_gemm<-1" in kernel.source
-    arrays = arguments(program, (5,))
+    assert ("MirroredQuad" in kernel.source) == quads
+    arrays = arguments(program, (3,))
     got = cuda_emulator.run(kernel, program, arrays, folder)
     cuda_fused.assert_same(program, arrays, got)
 
 
+@pytest.mark.parametrize("quads", [False, True])
 @pytest.mark.parametrize("name", ["values", "slopes", "Bernstein"])
-def test_rounding_of_split_products(name: str, folder: Path) -> None:
+def test_rounding_of_split_products(name: str, quads: bool, folder: Path) -> None:
     """Within the bound of ``parity``, whatever the sizes of the values of a fibre."""
-    n, q = 10, 11
+    n, q = 14, 15
     points = basis.gauss_legendre(q)[0]
     values, slopes = basis.lagrange(basis.gauss_lobatto(n), points)
     table = {"values": values, "slopes": slopes, "Bernstein": basis.bernstein(n - 1, points)}[name]
@@ -341,7 +358,7 @@ def test_rounding_of_split_products(name: str, folder: Path) -> None:
     u = builder.input(Input((0,), (n,), table.dtype))
     result = builder.contract([(matrix, "xa"), (u, "a")], "x", {"x": q, "a": n})
     program = builder.build([Output(result, (0,))]).program
-    kernel = lowered(program, even_odd=True)
+    kernel = lowered(program, quads=quads, even_odd=True)
     assert "split_gemm" in kernel.source
     rng = np.random.default_rng(5)
     x = rng.normal(size=(200, n)) * 10.0 ** rng.integers(-8, 9, (200, n))
@@ -355,23 +372,24 @@ def test_rounding_of_split_products(name: str, folder: Path) -> None:
     assert (np.abs(got - want) <= bound).all()
 
 
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("quads", [False, True])
 @pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("name", SPLIT)
-def test_what_is_not_finite_stays_so(name: str, sign: int, value: float, folder: Path) -> None:
+@pytest.mark.parametrize("name", ["odd from odd", "even from even"])
+def test_what_is_not_finite_stays_so(name: str, sign: int, quads: bool, folder: Path) -> None:
     """At every place of a fibre, and in all of the result; not in other elements."""
     sizes = SPLIT[name]
     program = contraction("xa,ea->ex", sizes, sign=sign)
-    kernel = lowered(program, even_odd=True)
+    kernel = lowered(program, quads=quads, even_odd=True)
     assert "split_gemm" in kernel.source
     n = sizes["a"]
-    (u,) = arguments(program, (2 * n + 1,))
-    for k in range(n):
-        u[k, k] = value
-        u[n + k, [k, n - 1 - k]] = value, -value
-    (got,) = cuda_emulator.run(kernel, program, [u], folder)
-    assert not np.isfinite(got[: 2 * n]).any()
-    assert np.isfinite(got[2 * n]).all()
+    for value in (np.inf, -np.inf, np.nan):
+        (u,) = arguments(program, (2 * n + 1,))
+        for k in range(n):
+            u[k, k] = value
+            u[n + k, [k, n - 1 - k]] = value, -value
+        (got,) = cuda_emulator.run(kernel, program, [u], folder)
+        assert not np.isfinite(got[: 2 * n]).any()
+        assert np.isfinite(got[2 * n]).all()
 
 
 def test_what_is_split(monkeypatch: pytest.MonkeyPatch) -> None:

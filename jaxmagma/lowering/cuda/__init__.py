@@ -273,12 +273,6 @@ def _attributes(source: Source) -> dict[str, Any]:
 
     bank = [block.bank_values(x) for x in block.bank]
     tables = [array for x in block.tables() if (array := block.constant(x)) is not None]
-    arranged = [
-        x.arranged(array)
-        for x in block.pieces()
-        for array in [block.constant(x.tile)]
-        if array is not None
-    ]
     return {
         "name": "jaxmagma_" + hashlib.sha256(source.text.encode()).hexdigest()[:8],
         "source": source.text,
@@ -290,7 +284,7 @@ def _attributes(source: Source) -> dict[str, Any]:
         "copies": _integers(copies),
         "sums": _integers(sums),
         "bank": _bytes([*bank, np.zeros(block.bank_uses(), np.int32)]),
-        "table": _bytes([*tables, *arranged]),
+        "table": _bytes([*tables, *block.arranged()]),
     }
 
 

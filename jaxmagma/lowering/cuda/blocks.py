@@ -15,7 +15,7 @@ from jaxmagma import parity
 from jaxmagma.choices import architecture
 from jaxmagma.lowering.cuda import banks
 from jaxmagma.lowering.cuda.gemms import blocking_of
-from jaxmagma.lowering.cuda.pieces import Pieces, pieces_of
+from jaxmagma.lowering.cuda.pieces import Pieces, pieces_of, split_pieces_of
 from jaxmagma.lowering.cuda.shared import BEFORE, Shared, Uses, rooms_of
 from jaxmagma.lowering.cuda.sources import Origin, Strided, composed, origin, placed_once
 from jaxmagma.lowering.cuda.sweeps import (
@@ -29,6 +29,7 @@ from jaxmagma.lowering.cuda.sweeps import (
     Sweep,
     as_mode,
     copy_sweep,
+    is_mirrored,
     live_registers,
 )
 from jaxmagma.parity import Halves
@@ -265,7 +266,30 @@ class Block:
 
     def pieces(self) -> list[Pieces]:
         """The matrices that tensor cores multiply with."""
-        return list(dict.fromkeys(pieces_of(self.plan, x) for x in self._products(QUAD)))
+        sweeps = (x for x in self.stages if isinstance(x, Sweep) and x.lanes == QUAD)
+        found = (x for s in sweeps for m in s.moves if m.matrix for x in self.pieces_of(s, m))
+        return list(dict.fromkeys(found))
+
+    def pieces_of(self, sweep: Sweep, move: Move) -> tuple[Pieces, ...]:
+        """A matrix that tensor cores multiply with, or its two halves."""
+        if move.matrix is not None and self.is_mirrored(sweep):
+            return split_pieces_of(self.plan, move, self.halves[move.matrix.tile])
+        return (pieces_of(self.plan, move),)
+
+    def is_mirrored(self, sweep: Sweep) -> bool:
+        """Whether quads have opposite values of fibres in one lane, and multiply halves."""
+        return is_mirrored(sweep, self.halves)
+
+    def arranged(self) -> list[np.ndarray]:
+        """The values of constant matrices for tensor cores, in the order of ``pieces``."""
+        found = []
+        for x in self.pieces():
+            array = self.constant(x.tile)
+            if x.half:
+                array = getattr(self.halves[x.tile], x.half)
+            if array is not None:
+                found.append(x.arranged(array))
+        return found
 
     @property
     def holds(self) -> bool:
@@ -612,7 +636,9 @@ class Block:
 
     def split_products(self) -> int:
         """How many products are done half by half."""
-        return sum(self.splits(move) is not None for move in self._products(1))
+        threads = sum(self.splits(move) is not None for move in self._products(1))
+        sweeps = [x for x in self.stages if isinstance(x, Sweep) and self.is_mirrored(x)]
+        return threads + sum(move.matrix is not None for x in sweeps for move in x.moves)
 
     def busy(self) -> float:
         """The part of the threads that the widest stage has work for."""

@@ -1,4 +1,4 @@
-"""Matrices cut into the pieces that tensor cores multiply with."""
+"""Matrices, or halves of them, cut into the pieces that tensor cores multiply with."""
 
 from dataclasses import dataclass
 
@@ -6,23 +6,28 @@ import numpy as np
 
 from jaxmagma.lowering.cuda import banks
 from jaxmagma.lowering.cuda.sweeps import Move
+from jaxmagma.parity import Halves
 from jaxmagma.plan import Plan
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """A matrix cut into pieces for tensor cores, and the strides of its rows and columns."""
+    """A matrix cut into pieces for tensor cores, and the strides of its rows and columns.
+
+    It may be the even or the odd half of one that is symmetric.
+    """
 
     tile: int
     rows: int
     columns: int
     row: int
     column: int
+    half: str = ""  # "even" or "odd"
 
     @property
     def name(self) -> str:
         """Tiles may be used transposed as well."""
-        return f"m{self.tile}{'t' if self.row < self.column else ''}"
+        return f"m{self.tile}{self.half[:1]}{'t' if self.row < self.column else ''}"
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -48,3 +53,25 @@ def pieces_of(plan: Plan, move: Move) -> Pieces:
     row = 0 if move.matrix.row is None else strides[move.matrix.row]
     column = 0 if move.matrix.column is None else strides[move.matrix.column]
     return Pieces(move.matrix.tile, move.result.length, move.operands[0].length, row, column)
+
+
+def split_pieces_of(plan: Plan, move: Move, halves: Halves) -> tuple[Pieces, Pieces]:
+    """What its symmetric matrix is to sums and to differences of opposite values of a fibre."""
+    whole = pieces_of(plan, move)
+    (row, column), names = banks.row_major(halves.even.shape).strides, ("even", "odd")
+    if whole.row < whole.column:
+        row, column = column, row
+        names = names if halves.sign > 0 else names[::-1]
+    rows, columns = whole.rows // 2, whole.columns // 2
+    middle_row, middle_column = whole.rows % 2, whole.columns % 2
+    if halves.sign > 0:
+        shapes = (rows + middle_row, columns + middle_column), (rows, columns)
+    else:
+        # Where both middles meet, zero is added: what is not finite must not be lost.
+        both = middle_row * middle_column
+        shapes = (rows, columns + middle_column), (rows + middle_row, columns + both)
+    sums, differences = (
+        Pieces(whole.tile, m, k, row, column, name)
+        for (m, k), name in zip(shapes, names, strict=True)
+    )
+    return sums, differences

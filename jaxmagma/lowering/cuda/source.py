@@ -16,7 +16,7 @@ from jaxmagma.lowering.cuda.functors import FUNCTORS
 from jaxmagma.lowering.cuda.gemms import blocking_of
 from jaxmagma.lowering.cuda.pieces import Pieces, pieces_of
 from jaxmagma.lowering.cuda.sources import Origin, Strided
-from jaxmagma.lowering.cuda.sweeps import ALONG, Assembly, Gemm, Move, Sweep, Value, grouped
+from jaxmagma.lowering.cuda.sweeps import ALONG, Assembly, Gemm, Move, Sweep, Value, grouped, slots
 from jaxmagma.parity import Halves
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange
 
@@ -273,8 +273,8 @@ class Source:
                 assert isinstance(stage, Sweep)
                 text("{")
                 text.indent += 1
-                moves = (pieces_of(self.block.plan, x) for x in stage.moves if x.matrix)
-                self._print_matrices(text, dict.fromkeys(moves))
+                pieces = [self.block.pieces_of(stage, x) for x in stage.moves if x.matrix]
+                self._print_matrices(text, dict.fromkeys(x for found in pieces for x in found))
             if self.block.shared.overlap(now_read, writes) or self.block.shared.overlap(
                 now_written, reads | writes
             ):
@@ -368,7 +368,7 @@ class Source:
             fibres = self.block.fibres(sweep)
             verb = f"quads<kThreads, {fibres}"
             parameters = [f"const Pack<int, {fibres}>& {x}" for x in names]
-            parameters.insert(0, f"const Quad<{fibres}>& quad")
+            parameters.insert(0, f"const {self._owner(sweep)}& quad")
         text(
             f"{verb}, kElements{extents}>(thread, [&]({', '.join(parameters)}) {{",
             _shape((self.block.elements, *(sweep.extents[x] for x in sweep.lines))),
@@ -393,6 +393,11 @@ class Source:
             self._print_stores(text, sweep, move.result, name, position)
         text.indent -= 1
         text("});")
+
+    def _owner(self, sweep: Sweep) -> str:
+        """The type that says where a quad has the values of fibres."""
+        name = "MirroredQuad" if self.block.is_mirrored(sweep) else "Quad"
+        return f"{name}<{self.block.fibres(sweep)}>"
 
     def _print_matrices(self, text: "_Text", matrices: Iterable[Pieces]) -> None:
         """Matrices for tensor cores, in the registers of each warp."""
@@ -436,7 +441,8 @@ class Source:
 
     def _fibre_type(self, sweep: Sweep, length: int) -> str:
         if sweep.lanes > 1:
-            return f"QuadFibre<{self.type}, {self.block.fibres(sweep)}, {length}>"
+            owner = f", {self._owner(sweep)}" if self.block.is_mirrored(sweep) else ""
+            return f"QuadFibre<{self.type}, {self.block.fibres(sweep)}, {length}{owner}>"
         return f"Fibre<{self.type}, {length}>"
 
     def _print_points(
@@ -456,7 +462,7 @@ class Source:
             if length > 1 and value.length == 1 and not printed.has(value) and value not in inside:
                 self._print_value(text, sweep, value, printed, position)
         scope = printed
-        quad = sweep.lanes > 1
+        quad, mirrored = sweep.lanes > 1, self.block.is_mirrored(sweep)
         point, put = (SLOT if quad else POINT), "put("
         if quad:
             put = f"put<{length}>(quad, {SLOT if length > 1 else 0}, "
@@ -465,7 +471,8 @@ class Source:
             if names:
                 text(f"{self._fibre_type(sweep, length)} {', '.join(names)};", _shape((length,)))
             text("#pragma unroll")
-            text(f"for (int {point} = 0; {point} < {-(-length // sweep.lanes)}; ++{point}) {{")
+            count = slots(length, sweep.lanes, mirrored)
+            text(f"for (int {point} = 0; {point} < {count}; ++{point}) {{")
             text.indent += 1
             if quad:
                 text(f"const int {POINT} = position<{length}>(quad, {SLOT});")
@@ -611,9 +618,9 @@ class Source:
     def _expression(self, sweep: Sweep, move: Move, operands: list[str]) -> str:
         step = move.step
         if move.matrix is not None:
-            x = pieces_of(self.block.plan, move)
             if sweep.lanes > 1:
-                return f"gemm(quad, {x.name}, {operands[0]})"
+                return self._quad_gemm(sweep, move, operands[0])
+            x = pieces_of(self.block.plan, move)
             sizes = f"{x.rows}, {x.columns}, {x.row}, {x.column}"
             halves = self.block.splits(move)
             if halves is not None:
@@ -627,6 +634,15 @@ class Source:
         if ALONG in move.operands[0].labels and ALONG not in move.result.labels:
             return f"reduce({_quad(sweep)}{operands[0]})"
         return operands[0]
+
+    def _quad_gemm(self, sweep: Sweep, move: Move, operand: str) -> str:
+        assert move.matrix is not None
+        names = ", ".join(x.name for x in self.block.pieces_of(sweep, move))
+        if not self.block.is_mirrored(sweep):
+            return f"gemm(quad, {names}, {operand})"
+        sign = self.block.halves[move.matrix.tile].sign
+        sizes = f"{sign}, {move.result.length}, {move.operands[0].length}"
+        return f"split_gemm<{sizes}>(quad, {names}, {operand})"
 
     def _split_gemm(self, move: Move, halves: Halves, operand: str) -> str:
         assert move.matrix is not None

@@ -28,6 +28,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from jaxmagma.lowering.cuda.sources import Origin, origin
+from jaxmagma.parity import WORTH
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, Step
 from jaxmagma.program import Gather, Place, View
 
@@ -48,6 +49,9 @@ LABELS = "abcdfghijklmnopqrstuvwxyzABCDFGHIJKLMNOPQRSTUVWXYZ"
 
 # Lanes that own a fibre together where tensor cores multiply it.
 QUAD = 4
+# How many additions of a value of its fibres take a quad as long as a product with a piece of a
+# matrix: sm_90 has two fibres of each quad multiplied in 4 cycles, and added in half a cycle each.
+PIECE = 4
 
 
 # The label of the axis along which a fibre runs; the lines of a sweep have letters.
@@ -213,8 +217,8 @@ def _summed(step: Product | Rearrange | Pointwise) -> str:
 class Scheduler:
     """Groups the steps of ``plan`` into stages; tiles of ``skipped`` nobody needs on chip.
 
-    With ``quads``, fibres are owned by quads wherever matrices multiply them. Of matrices in
-    ``split``, threads multiply even and odd halves.
+    With ``quads``, fibres are owned by quads wherever matrices multiply them. Matrices in ``split``
+    are better multiplied half by half.
     """
 
     def __init__(
@@ -638,15 +642,48 @@ def _for_quads(mode: Mode, extents: dict[str, int]) -> bool:
     return min(extents.get(mode.contracted, 1), extents.get(mode.new, 1)) > 1
 
 
-def live_registers(plan: Plan, sweep: Sweep, split: Collection[int] = ()) -> int:
+def is_mirrored(sweep: Sweep, split: Collection[int]) -> bool:
+    """Whether quads have opposite values of fibres in one lane, to multiply halves of matrices.
+
+    All fibres of a sweep have their values in the same lanes, so all of its products or none are of
+    halves; and the sums and differences of a fibre serve all products with it.
+    """
+    products = [move for move in sweep.moves if move.matrix is not None]
+    if sweep.lanes == 1 or any(m.matrix and m.matrix.tile not in split for m in products):
+        return False
+    sizes = [(m.result.length, m.operands[0].length) for m in products]
+    whole = sum(_pieces(rows, columns) for rows, columns in sizes)
+    halves = sum(_pieces(rows, columns, halves=True) for rows, columns in sizes)
+    fibres = [m.result for m in products] + list({m.operands[0] for m in products})
+    additions = sum(2 * slots(x.length // 2, sweep.lanes) for x in fibres)
+    return bool(products) and WORTH * (PIECE * (whole - halves) - additions) >= PIECE * whole
+
+
+def _pieces(rows: int, columns: int, halves: bool = False) -> int:
+    """What tensor cores take of a matrix, or of its halves, one at a time."""
+    if halves:
+        return _pieces(-(-rows // 2), -(-columns // 2)) + _pieces(rows // 2, columns // 2)
+    return -(-rows // 8) * -(-columns // 4)
+
+
+def slots(length: int, lanes: int, mirrored: bool = False) -> int:
+    """Values of a fibre that a lane has."""
+    if mirrored:
+        return slots(-(-length // 2), lanes) + slots(length // 2, lanes)
+    return -(-length // lanes)
+
+
+def live_registers(plan: Plan, sweep: Sweep, split: Collection[int]) -> int:
     """The most registers that whole fibres of a sweep take at once.
 
     Of pointwise operations in a row only fibres that come in or go on count: they are done point by
-    point, so that what is in between is alive for one point only.
+    point, so that what is in between is alive for one point only. A thread that multiplies halves
+    has sums and differences where it had the values of a fibre.
     """
+    mirrored = is_mirrored(sweep, split)
 
     def size(value: Value) -> int:
-        return -(-value.length // sweep.lanes)
+        return slots(value.length, sweep.lanes, mirrored)
 
     groups = grouped(sweep.moves)
     last: dict[Value, int] = {}
@@ -670,18 +707,13 @@ def live_registers(plan: Plan, sweep: Sweep, split: Collection[int] = ()) -> int
             alive |= {x for move in group for x in move.operands}
             now = made
             inside = sum(map(size, alive | made))
-            (move,) = group
-            if sweep.lanes == 1 and move.matrix is not None and move.matrix.tile in split:
-                (operand,) = move.operands
-                if last[operand] == position:
-                    inside -= min(operand.length, move.result.length) // 2
         most = max(most, inside)
         alive = {x for x in alive | now if last.get(x, -1) > position}
     if sweep.lanes == QUAD:
         matrices = {
             m.matrix: (m.result.length, m.operands[0].length) for m in sweep.moves if m.matrix
         }
-        most += sum(-(-rows // 8) * -(-columns // 4) for rows, columns in matrices.values())
+        most += sum(_pieces(*sizes, halves=mirrored) for sizes in matrices.values())
     words = max(_words(plan, move.result.tile) for move in sweep.moves)
     return most * words
 
