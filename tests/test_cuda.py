@@ -122,6 +122,28 @@ def test_chain(n: int) -> None:
     check(chain(n), ELEMENTS)
 
 
+@pytest.mark.parametrize("quads", [None, True, False])
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("p", [4, 7, 8, 11, 14, 15])
+def test_symmetric_mass(p: int, sign: int, quads: bool | None) -> None:
+    check(mass(p, sign=sign), 101, parameters=Parameters(quads=quads, even_odd=True))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("n", [5, 8, 13, 16, 17, 24, 31, 32])
+def test_symmetric_chain(n: int, sign: int) -> None:
+    for options in ({}, {"quads": True}, {"quads": True, "fibres": 1}):
+        halves = Parameters(even_odd=True, **options)
+        check(chain(n, sign=sign), ELEMENTS, parameters=halves)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64", "complex128"])
+def test_symmetric_dtypes(dtype: str) -> None:
+    halves = Parameters(even_odd=True)
+    check(mass(7, sign=1, dtype=dtype), 101, parameters=halves)
+    check(chain(9, sign=-1, dtype=dtype), ELEMENTS, parameters=halves)
+
+
 @pytest.mark.parametrize("p", [1, 2, 3, 5, 8])
 def test_parts_of_gradients(p: int) -> None:
     check(interpolation(p), 101)
@@ -226,9 +248,14 @@ def test_more_values_than_31_bits_count() -> None:
 # ---- Fused functions -------------------------------------------------------------------------
 
 
-def check_fused(program: ElementProgram, elements: int, tolerance: float = 256) -> None:
+def check_fused(
+    program: ElementProgram,
+    elements: int,
+    tolerance: float = 256,
+    parameters: Parameters | None = None,
+) -> None:
     arrays = arguments(program, (elements,))
-    got = run(program, (elements,), arrays)
+    got = run(program, (elements,), arrays, parameters)
     cuda_fused.assert_same(program, arrays, got, tolerance)
 
 
@@ -236,6 +263,13 @@ def check_fused(program: ElementProgram, elements: int, tolerance: float = 256) 
 @pytest.mark.parametrize("p", [*range(1, 9), 11])
 def test_diffusion(p: int, symmetric: bool) -> None:
     check_fused(cuda_fused.diffusion(p, symmetric), 101)
+
+
+@pytest.mark.parametrize("p", [5, 8, 11, 15])
+def test_diffusion_with_tables_of_finite_elements(p: int) -> None:
+    program = cuda_fused.diffusion(p, tables=cuda_fused.lagrange_tables)
+    check_fused(program, 101)
+    check_fused(program, 101, parameters=Parameters(even_odd=True))
 
 
 @pytest.mark.parametrize("p", [1, 2, 3])
