@@ -20,7 +20,8 @@ import functools
 import heapq
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -45,6 +46,8 @@ from jaxmagma.program import (
 _MANY_ELEMENTS = 1 << 20
 # A contraction of more terms is not made of smaller ones.
 _MOST_MERGED = 8
+# So many terms are looked at in every order, where some are known already.
+_FEW_TERMS = 4
 # Dynamic programming looks at up to 2**n subsets of n terms: a tenth of a second for this many.
 _MANY_TERMS = 10
 
@@ -248,11 +251,10 @@ class Plan:
 def plan(program: ElementProgram) -> Plan:
     """Chooses the order of every contraction of ``program``."""
     merged = _merged(program)
-    best = _Planner(program, merged).plan()
-    if merged != program.operations:
-        written = _Planner(program, program.operations).plan()
-        best = min(best, written, key=lambda x: x.flops)
-    return best
+    several = sum(isinstance(x, Contract) for x in merged) > 1
+    ways = dict.fromkeys((merged, program.operations))
+    planners = [_Planner(program, x, reuse) for reuse in (False, True)[: 1 + several] for x in ways]
+    return min((x.plan() for x in planners), key=lambda x: x.flops)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -401,6 +403,46 @@ def _merged(program: ElementProgram) -> tuple[Operation, ...]:
     return tuple(operations)
 
 
+def _largest_first(program: ElementProgram, operations: Sequence[Operation]) -> list[int]:
+    """The operations that outputs need; small contractions, and what is only summed, come last.
+
+    What the others have made is then there for them to use.
+    """
+    first = len(program.inputs)
+    everything = set(range(program.batch_rank))
+    needed = {out.value for out in program.outputs}
+    kept = {out.value for out in program.outputs if set(out.batch) == everything}
+    for number in reversed(range(first, first + len(operations))):
+        for values in (needed, kept):
+            if number in values:
+                values.update(operations[number - first].operands)
+    numbers = [n for n in range(first, first + len(operations)) if n in needed]
+    missing = {n: {x for x in operations[n - first].operands if x >= first} for n in numbers}
+    readers: dict[int, list[int]] = {}
+    for number in numbers:
+        for operand in missing[number]:
+            readers.setdefault(operand, []).append(number)
+
+    def entry(number: int) -> tuple[bool, int, int]:
+        operation = operations[number - first]
+        if not isinstance(operation, Contract):
+            return False, -sys.maxsize, number
+        size = math.prod(operation.extents[x] for x in operation.output)
+        return number not in kept, -size, number
+
+    ready = [entry(n) for n in numbers if not missing[n]]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        *_, number = heapq.heappop(ready)
+        order.append(number)
+        for reader in readers.get(number, []):
+            missing[reader].discard(number)
+            if not missing[reader]:
+                heapq.heappush(ready, entry(reader))
+    return order
+
+
 def _is_product(inner: Contract) -> bool:
     """Whether a contraction is of several tiles, without diagonals and broadcasts."""
     carried = "".join(labels for _, labels in inner.terms)
@@ -430,23 +472,37 @@ def _inlined(outer: Contract, value: int, inner: Contract) -> Contract:
     return contraction(terms, outer.output, extents)
 
 
+# Tiles and their labels in a contraction.
+Terms = list[tuple[int, str]]
+
+
 class _Planner:
-    def __init__(self, program: ElementProgram, operations: Sequence[Operation]) -> None:
+    """Plans operations one by one; with ``reuse``, contractions by what others have made, too."""
+
+    def __init__(
+        self, program: ElementProgram, operations: Sequence[Operation], reuse: bool
+    ) -> None:
         self.program = program
         self.operations = operations
+        self.reuse = reuse
         self.tiles = [Tile(x.tile, x.dtype, bool(x.batch)) for x in program.inputs]
         self.steps: list[Step] = []
         self.made: dict[Step, int] = {}
 
     def plan(self) -> Plan:
-        values = list(range(len(self.program.inputs)))
-        for operation in self.operations:
+        first = len(self.program.inputs)
+        values = {n: n for n in range(first)}
+        order: Iterable[int] = range(first, first + len(self.operations))
+        if self.reuse:
+            order = _largest_first(self.program, self.operations)
+        for number in order:
+            operation = self.operations[number - first]
             if isinstance(operation, Contract):
-                values.append(self.contract(operation, values))
+                values[number] = self.contract(operation, values)
             elif isinstance(operation, Map):
-                values.append(self.add(_canonical_pointwise(operation, values)))
+                values[number] = self.add(_canonical_pointwise(operation, values))
             else:
-                values.append(self.add(renumbered(operation, values)))
+                values[number] = self.add(renumbered(operation, values))
         results = tuple(values[out.value] for out in self.program.outputs)
         made = Plan(self.program, tuple(self.tiles), tuple(self.steps), results)
         return made.without_dead_steps()
@@ -459,23 +515,100 @@ class _Planner:
             self.made[step] = len(self.tiles) - 1
         return self.made[step]
 
-    def contract(self, operation: Contract, values: list[int]) -> int:
-        extents = operation.extents
+    def contract(self, operation: Contract, values: Mapping[int, int]) -> int:
         terms = [(values[value], labels) for value, labels in operation.terms]
         terms = [self._own_labels_summed(n, terms, operation.output) for n in range(len(terms))]
+        fewer = self._with_made(operation, terms) if self.reuse else terms
+        if len(fewer) == len(terms) or len(fewer) > _FEW_TERMS:
+            return self._contract(operation, terms)
+        saved = self._state
+        self._contract(operation, terms)
+        price = sum(step.flops for step in self.steps[len(saved[1]) :])
+        self._state = saved
+        (less, _), pairs = self._cheapest(operation, fewer)
+        if less >= price:
+            return self._contract(operation, terms)
+        for left, right in pairs:
+            fewer = self._multiplied(operation, fewer, left, right)
+        return self._arranged(operation, *fewer[0])
+
+    @property
+    def _state(self) -> tuple[list[Tile], list[Step], dict[Step, int]]:
+        """What a trial changes."""
+        return [*self.tiles], [*self.steps], {**self.made}
+
+    @_state.setter
+    def _state(self, saved: tuple[list[Tile], list[Step], dict[Step, int]]) -> None:
+        self.tiles, self.steps, self.made = saved
+
+    def _with_made(self, operation: Contract, terms: Terms) -> Terms:
+        """The terms, with products that are steps already in place of their factors."""
+        while len(terms) > 2:
+            found = []
+            for left, right in itertools.permutations(range(len(terms)), 2):
+                step, _ = self._pair(operation, terms, left, right)
+                if step in self.made:
+                    found.append((self.made[step], left, right))
+            if not found:
+                break
+            terms = self._multiplied(operation, terms, *min(found)[1:])
+        return terms
+
+    def _cheapest(
+        self, operation: Contract, terms: Terms
+    ) -> tuple[tuple[int, int], list[tuple[int, int]]]:
+        """The order of a few terms that adds the fewest flops, and what those are.
+
+        Among equals, one that goes on from what was computed last: others do so, too.
+        """
+        if len(terms) == 1:
+            return (0, 0), []
+        best: tuple[tuple[int, int], list[tuple[int, int]]] | None = None
+        every = list(itertools.permutations(range(len(terms)), 2))
+        # As a rule those that share labels, of which one differs from element to element.
+        likely = [
+            (left, right)
+            for left, right in every
+            if set(terms[left][1]) & set(terms[right][1])
+            and any(self.tiles[terms[n][0]].batched for n in (left, right))
+        ]
+        for left, right in likely or every:
+            step, _ = self._pair(operation, terms, left, right)
+            new = step not in self.made
+            saved = self._state
+            (flops, age), pairs = self._cheapest(
+                operation, self._multiplied(operation, terms, left, right)
+            )
+            self._state = saved
+            price = flops + new * step.flops, age - new * max(step.operands)
+            if best is None or price < best[0]:
+                best = price, [(left, right), *pairs]
+        assert best is not None
+        return best
+
+    def _multiplied(self, operation: Contract, terms: Terms, left: int, right: int) -> Terms:
+        """The terms with the product of two of them in their place."""
+        step, labels = self._pair(operation, terms, left, right)
+        rest = [x for n, x in enumerate(terms) if n not in (left, right)]
+        return [*rest, (self.add(step), labels)]
+
+    def _contract(self, operation: Contract, terms: Terms) -> int:
+        """Adds the steps of a contraction in the order that is best for it alone."""
         batched = tuple(self.tiles[value].batched for value, _ in terms)
         labels = tuple(x for _, x in terms)
         computed = tuple(self._computed(value) for value, _ in terms)
         order = contraction_order(labels, operation.output, operation.sizes, batched, computed)
-        alive = dict(enumerate(terms))
-        for number, (left, right) in enumerate(order, start=len(terms)):
-            pair = alive.pop(left), alive.pop(right)
-            rest = list(alive.values())
-            alive[number] = self._product(*pair, rest, operation.output, extents)
-        ((value, made),) = alive.values()
-        if made != operation.output:
-            return self.add(_canonical_rearrange(value, made, operation.output, extents))
-        return value
+        alive = list(range(len(terms)))
+        for number, pair in enumerate(order, start=len(terms)):
+            left, right = map(alive.index, pair)
+            terms = self._multiplied(operation, terms, left, right)
+            alive = [*(x for x in alive if x not in pair), number]
+        return self._arranged(operation, *terms[0])
+
+    def _arranged(self, operation: Contract, value: int, labels: str) -> int:
+        if labels == operation.output:
+            return value
+        return self.add(_canonical_rearrange(value, labels, operation.output, operation.extents))
 
     def _computed(self, value: int) -> bool:
         """Whether a tile is made by the program, not read."""
@@ -496,28 +629,25 @@ class _Planner:
         extents = dict(zip(labels, self.tiles[value].shape, strict=True))
         return self.add(_canonical_rearrange(value, labels, kept, extents)), kept
 
-    def _product(
-        self,
-        left: tuple[int, str],
-        right: tuple[int, str],
-        rest: list[tuple[int, str]],
-        output: str,
-        extents: dict[str, int],
-    ) -> tuple[int, str]:
+    def _pair(
+        self, operation: Contract, terms: Terms, first: int, second: int
+    ) -> tuple[Product, str]:
+        """The product of two terms, and the labels of its result."""
+        left, right = terms[first], terms[second]
+        rest = [x for n, x in enumerate(terms) if n not in (first, second)]
         # The shared operand stands on the left, as the matrix of a mode product does.
         if self.tiles[left[0]].batched and not self.tiles[right[0]].batched:
             left, right = right, left
-        later = output + "".join(labels for _, labels in rest)
+        later = operation.output + "".join(labels for _, labels in rest)
         kept = [x for x in dict.fromkeys(left[1] + right[1]) if x in later]
-        if not rest and set(kept) == set(output):
-            labels = output
+        if not rest and set(kept) == set(operation.output):
+            labels = operation.output
         else:
             labels = _replace_in_place(left[1], right[1], kept)
-        step = _canonical_product(left, right, labels, extents)
-        return self.add(step), labels
+        return _canonical_product(left, right, labels, operation.extents), labels
 
 
-def _canonical_pointwise(operation: Map, values: Sequence[int]) -> Pointwise:
+def _canonical_pointwise(operation: Map, values: Mapping[int, int]) -> Pointwise:
     names = _canonical(operation.output)
     return Pointwise(
         operation.function,

@@ -229,6 +229,19 @@ def test_equal_steps_of_several_contractions_are_done_once() -> None:
     assert len(planned.results) == len(set(planned.results)) == 3
 
 
+def test_gradients_use_what_others_have_made() -> None:
+    """As reverse mode has it: forward and back through every step once, and a product for each."""
+    call = "xi,yj,exy,xk,yl,ekl->eij"
+    *_, gradient = derived_programs(
+        program_of(call, *[(4, 4)] * 2, (9, 4, 4), *[(4, 4)] * 2, (9, 4, 4))
+    )
+    modes = (
+        7  # of both arguments to the points, of one product all the way back and of the other half
+    )
+    products, points = 4, 3
+    assert plan(gradient).flops == (modes + products) * 2 * 4**3 + points * 4**2
+
+
 def test_names_of_labels_make_no_difference() -> None:
     sizes = {"a": 3, "x": 4, "b": 2}, {"k": 3, "j": 4, "i": 2}
     first = Contract(((0, "xa"), (1, "ab")), "xb", tuple(sorted(sizes[0].items())))
