@@ -1,6 +1,7 @@
 // Everything that a generated kernel calls.
 #pragma once
 
+#include "accumulate.cuh"
 #include "batch.cuh"
 #include "complex.cuh"
 #include "fetch.cuh"

@@ -14,6 +14,9 @@ a large extent.
 of the tile goes first and the one after it last, and on the way out the other way round: the first
 contraction then reads memory along its fastest axes, the last one writes along them, and the two
 in the middle work on the same fibres, which never leave the registers of a fused kernel.
+
+**Several contractions.**  Each has the order that is best for it alone, or, if the plan then has
+fewer operations, the one that adds fewest to the steps that the others have made.
 """
 
 import functools

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import opt_einsum
 
+from jaxmagma import calculus
 from jaxmagma.builder import Builder
 from jaxmagma.program import Constant, Contract, ElementProgram, Input, Map, Output
 
@@ -81,6 +82,17 @@ def mass_gradient_b(p: int, **options: Any) -> ElementProgram:
     """One of its six terms."""
     spec = "yj,zk,exyz,xa,yb,zc,eabc,eijk->xi"
     return contraction(spec, _cube(p + 1, p + 2), **options)
+
+
+def gradient(program: ElementProgram) -> ElementProgram:
+    """The gradient of a program of one output with respect to all of its arguments."""
+    count = len(program.arguments)
+    tangent = calculus.jvp(program, [True] * count)
+    assert tangent is not None
+    linear = [position >= count for position in tangent.arguments]
+    derived = calculus.transpose(tangent.program, linear, [True])
+    assert derived is not None
+    return derived.program
 
 
 def chain(n: int, **options: Any) -> ElementProgram:

@@ -31,6 +31,7 @@ from tests.cuda_programs import (
     assert_close,
     chain,
     contraction,
+    gradient,
     interpolation,
     mass,
     mass_gradient_b,
@@ -55,6 +56,8 @@ UNSPILLED: dict[str, ElementProgram] = {
     "mass p=3, complex128": mass(3, dtype="complex128"),
     "interpolation, two batch axes": contraction("xa,yb,efab->fexy", SIZES, "ef"),
     "gradient by B p=1": mass_gradient_b(1),
+    **{f"gradient of chain n={n}": gradient(chain(n, constant=False)) for n in range(2, 28)},
+    **{f"gradient of mass p={p}": gradient(mass(p, constant=False)) for p in range(1, 9)},
     "rectangular product": product(7, 9, 13),
     "product, float32": product(12, 12, 12, dtype="float32"),
 }
@@ -459,6 +462,88 @@ def test_numbers_do_not_depend_on_parameters(options: dict[str, Any], folder: Pa
     for extents in ((1,), (23,)):
         emulate(mass(2), extents, folder, **options)
         emulate(chain(4), extents, folder, **options)
+
+
+# Rows, columns and terms of a product that is summed over elements: none, some or all are whole
+# pieces of what tensor cores multiply.
+SUMMED_PRODUCTS = [
+    (1, 1, 1),
+    (7, 9, 5),
+    (8, 8, 4),
+    (9, 17, 7),
+    (17, 1, 3),
+    (16, 24, 1),
+    (32, 32, 9),
+]
+
+
+@pytest.mark.parametrize("spec", ["emk,ekn->mn", "ekm,enk->nm"])
+@pytest.mark.parametrize(("rows", "columns", "terms"), SUMMED_PRODUCTS)
+def test_numbers_of_products_summed_over_elements(
+    rows: int, columns: int, terms: int, spec: str, folder: Path
+) -> None:
+    program = contraction(spec, {"m": rows, "n": columns, "k": terms})
+    assert "accumulate<" in lowered(program).source
+    for elements in (0, 1, 23):
+        emulate(program, (elements,), folder)
+    for options in ({"threads": 64, "elements": 3}, {"threads": 96, "elements": 5}):
+        emulate(program, (23,), folder, **options)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64", "complex128"])
+def test_numbers_of_products_of_other_dtypes_summed_over_elements(dtype: str, folder: Path) -> None:
+    program = contraction(
+        "emkl,elkn->mn", dict(zip("mnkl", (9, 7, 3, 2), strict=True), e=1), dtype=dtype
+    )
+    assert "accumulate<" in lowered(program).source
+    emulate(program, (13,), folder)
+
+
+@pytest.mark.parametrize("quads", [False, True])
+@pytest.mark.parametrize("elements", [1, 13])
+@pytest.mark.parametrize("program", [chain(2), chain(5), chain(9), mass(1), mass(2)], ids=str)
+def test_numbers_of_gradients(
+    program: ElementProgram, elements: int, quads: bool, folder: Path
+) -> None:
+    emulate(gradient(program), (elements,), folder, quads=quads)
+
+
+def test_wide_sums_are_shared_by_warps(folder: Path) -> None:
+    """Columns of a sum that one warp has no registers for are divided."""
+    program = gradient(chain(26, constant=False))
+    assert "ProductSum<double, 26, 26, 2>" in lowered(program).source
+    emulate(program, (3,), folder)
+
+
+def test_only_terms_that_are_there_are_summed(folder: Path) -> None:
+    """Lanes without a term read one of another element, which may be infinite, and add nothing."""
+    program = contraction("emk,ekn->mn", {"m": 3, "n": 2, "k": 5})
+    for element in (0, 6):
+        left, right = arguments(program, (7,))
+        left[element, 1, 2] = np.inf
+        right[element, 3, 1] = np.nan
+        kernel = lowered(program, (7,), elements=4)
+        (got,) = cuda_emulator.run(kernel, program, [left, right], folder)
+        want = np.einsum("emk,ekn->mn", left, right)
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+        np.testing.assert_array_equal(np.isinf(got), np.isinf(want))
+
+
+def test_numbers_of_sums_of_different_kinds(folder: Path) -> None:
+    """Of products and of tiles, in one kernel; a product that is needed for itself is a tile."""
+    builder = Builder(1)
+    u, v = (builder.input(Input((0,), (5, 6), np.dtype("float64"))) for _ in range(2))
+    sizes = {"m": 5, "n": 5, "k": 6}
+    one = builder.contract([(u, "mk"), (v, "nk")], "mn", sizes)
+    other = builder.contract([(u, "nk"), (u, "mk")], "mn", sizes)
+    third = builder.contract([(v, "mk"), (v, "nk")], "mn", sizes)
+    both = builder.pointwise("add", [(one, "mn"), (other, "nm")], "mn", {"m": 5, "n": 5})
+    outputs = [Output(both, ()), Output(u, ()), Output(third, ()), Output(third, (0,))]
+    program = builder.build(outputs).program
+    source = lowered(program).source
+    assert source.count("accumulate<") == 2 and source.count("reduce(") == 2
+    for elements in (1, 31):
+        emulate(program, (elements,), folder)
 
 
 FUSED: dict[str, Any] = {

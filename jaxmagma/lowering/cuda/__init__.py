@@ -1,7 +1,7 @@
 """From a plan to one CUDA kernel, as readable source.
 
-The kernel is a sequence of *stages* (sweeps of fibre operations, and gemms; see ``sweeps``), each
-handing tiles on to the next through shared memory. It is compiled for its exact sizes when XLA
+The kernel is a sequence of *stages* (sweeps of fibre operations, gemms and sums; see ``sweeps``),
+each handing tiles on to the next through shared memory. It is compiled for its exact sizes when XLA
 builds the executable. The device functions it calls are the headers in ``cuda/``.
 
 * One thread owns one fibre of a tile: inputs in registers, outputs by unrolled multiply-adds.
@@ -11,7 +11,8 @@ builds the executable. The device functions it calls are the headers in ``cuda/`
 * A block of threads works on several elements. Global memory is read by the first stage that needs
   a tile and written by the one that makes it.
 * An output summed over elements: each block sums a fixed share of the elements, and a second kernel
-  adds the partial sums in a fixed order.
+  adds the partial sums in a fixed order. A sum of products of two tiles is one long product (see
+  ``accumulations``).
 
 How blocks of threads are chosen is in ``blocks``, how the source is printed in ``source``.
 """

@@ -54,18 +54,20 @@ def choose(
     accesses: tuple[Access, ...],
     inner_padding: bool,
     most: int,
+    price: float,
 ) -> Layout:
     """The layout with the fewest conflicts and, among equals, the smallest.
 
     After a step on an axis ``most`` values may be left unused; inside a tile only if
-    ``inner_padding``.
+    ``inner_padding``. A value of an element costs ``price`` conflicts: little, where there is room
+    for many elements.
     """
     banks = max(1, BYTES_AT_A_TIME // itemsize)
     paddings = _paddings(len(shape), banks, inner_padding, elements > 1, most)
     layouts = [row_major(shape, padding) for padding in paddings]
     strides = np.array([(x.element, *x.strides, 0) for x in layouts])  # (layouts, 1 + rank + 1)
     # A conflict costs a cycle each time; memory costs occupancy only now and then.
-    cost = 1e-3 * strides[:, 0]
+    cost = price * strides[:, 0]
     for access in accesses:
         cost += _conflicts(strides @ _coordinates(access, len(shape), elements).T, banks)
     return layouts[int(np.argmin(cost))]

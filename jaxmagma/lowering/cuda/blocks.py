@@ -14,6 +14,7 @@ import numpy as np
 from jaxmagma import parity
 from jaxmagma.choices import architecture
 from jaxmagma.lowering.cuda import banks
+from jaxmagma.lowering.cuda.accumulations import SHARED_REGISTERS, accumulations, registers_of
 from jaxmagma.lowering.cuda.gemms import blocking_of
 from jaxmagma.lowering.cuda.pieces import Pieces, pieces_of, split_pieces_of
 from jaxmagma.lowering.cuda.shared import BEFORE, Shared, Uses, rooms_of
@@ -21,6 +22,7 @@ from jaxmagma.lowering.cuda.sources import Origin, Strided, composed, origin, pl
 from jaxmagma.lowering.cuda.sweeps import (
     ALONG,
     QUAD,
+    Accumulation,
     Assembly,
     Gemm,
     Move,
@@ -85,6 +87,8 @@ QUAD_REGISTERS = 60
 # would have fewer groups than these.
 DIRECT_OCTETS = 2
 FEWEST_GROUPS = 2
+# Multiply-adds of an accumulation that are work for one thread.
+ACCUMULATED_VALUES = 1024
 # A warp that has to arrange matrices for itself uses them for so many elements in turn.
 TRACED_SLICES = 8
 # The most padding of an axis in shared memory. Four lanes along fibres and lines side by side may
@@ -151,6 +155,9 @@ class Block:
         }
         self.gathered = {x.tile for x in self.origins.values() if x.index is not None}
         self.written, self.skipped = self._find_written()
+        self.accumulations, gone = accumulations(plan)
+        self.accumulated = {x.output for x in self.accumulations}
+        self.skipped |= gone
         self.quads = bool(parameters.quads) and self.dtype == np.float64
         self.halves = self._find_halves()
         self.bank: list[int] = []
@@ -296,9 +303,13 @@ class Block:
         """Whether all matrices stay in the registers of every warp."""
         if self.parameters.hold is not None:
             return self.parameters.hold
-        words = sum(math.prod(x.counts) for x in self.pieces()) * self.dtype.itemsize // 4
         fibres = self.parameters.fibres or QUAD_FIBRES
-        return words <= HELD_REGISTERS - FIBRE_REGISTERS * (fibres - 1)
+        most = HELD_REGISTERS - FIBRE_REGISTERS * (fibres - 1) - self._kept_registers
+        return self._matrix_registers() <= most
+
+    def _matrix_registers(self) -> int:
+        """Registers of a thread for all matrices that tensor cores multiply with."""
+        return sum(math.prod(x.counts) for x in self.pieces()) * self.dtype.itemsize // 4
 
     def fibres(self, sweep: Sweep) -> int:
         """Fibres that a quad has at a time: as many as leave no warp without."""
@@ -323,6 +334,8 @@ class Block:
             if not self.quads and self._wants_quads():
                 self.quads = True
                 self.stages = self._stages()
+            if self.accumulations and self.holds:
+                self.stages = self._stages(self._matrix_registers())
             self.bank = self._fill_bank()
             self._choose_groups()
             read = self._read_by_quads()
@@ -364,12 +377,20 @@ class Block:
         self.min_blocks = self.parameters.min_blocks
         if self.min_blocks is None:
             # For sweeps it pays to let the compiler take the registers it likes, unless they are so
-            # many that too few threads are left; for gemms, of which a thread has blocks, not.
+            # many that too few threads are left; for gemms, of which a thread has blocks, and sums
+            # of a warp alone, not.
             crowded = not self.quads and any(self._crowded(stage) for stage in self.stages)
             few = min(3, max(1, round(BUSY_THREADS / self.threads))) if crowded else 1
             if self.quads and not self.alone:
                 few = min(self._blocks(), self._enough_blocks())
+            if self.accumulations and not self.alone:
+                # Sums leave the compiler no registers to keep what it could as well read again.
+                sweeps = (x for x in self.stages if isinstance(x, Sweep))
+                several = any(len(x.moves) > SEVERAL_MOVES for x in sweeps)
+                few = ENOUGH_THREADS // (2 if several else 1) // self.threads
+                few = min(self._blocks(), few)
             fibres = not any(isinstance(stage, Gemm) for stage in self.stages)
+            fibres = fibres and not (self.accumulations and self.alone)
             self.min_blocks = max(1, few) if fibres else 0
 
     def _wants_more_threads(self) -> bool:
@@ -434,6 +455,30 @@ class Block:
         self.shared = self._shared(in_place)
         if self.parameters.in_place is None and not self._has_room():
             self.shared = self._shared(in_place=True)
+        # What warps have of a sum meets there.
+        self.shared.values = max([self.shared.values, *map(self._size, self.accumulated)])
+
+    def _size(self, output: int) -> int:
+        return self.plan.tiles[self.plan.results[output]].size
+
+    @property
+    def split(self) -> int:
+        """How many warps share the columns of a sum: two if one has no registers for them all."""
+        return 2 if self._sums_registers(1) > SHARED_REGISTERS and self.threads % 64 == 0 else 1
+
+    def _sums_registers(self, split: int) -> int:
+        """Registers of a thread that hold sums from one element to the next."""
+        registers = 0
+        for output in self.accumulated:
+            rows, columns = self.plan.tiles[self.plan.results[output]].shape
+            registers += registers_of(rows, columns, self.dtype.itemsize, split)
+        return registers
+
+    @property
+    def _kept_registers(self) -> int:
+        """The same, if warps share them where they had better."""
+        every = self._sums_registers(1)
+        return self._sums_registers(2) if every > SHARED_REGISTERS else every
 
     def _shared(self, in_place: bool) -> Shared:
         padding = self.parameters.padding
@@ -445,11 +490,14 @@ class Block:
     def shared_bytes(self) -> int:
         return self.shared.values * self.dtype.itemsize * self.groups
 
-    def _stages(self) -> list[Stage]:
+    def _stages(self, kept: int = 0) -> list[Stage]:
+        """Stages of threads that keep so many registers, and those of sums, all the time."""
         stages: list[Stage] = []
         staged: set[int] = set()
         made: set[int] = set()
-        for stage in Scheduler(self.plan, self.skipped, self.quads, self.halves).stages():
+        kept += self._kept_registers
+        scheduler = Scheduler(self.plan, self.skipped, self.quads, self.halves, kept)
+        for stage in scheduler.stages():
             if isinstance(stage, Gemm):
                 for operand in stage.step.operands:
                     needed = self.staging or self.origin(operand).index is not None
@@ -462,11 +510,36 @@ class Block:
             elif isinstance(stage, Gemm):
                 made.add(stage.number)
         self.rewritten = {x for x in self.written if x in made and self._in_rows(x, stages)}
-        for value in self.written:
-            if value not in made or value in self.rewritten:
-                stages.append(copy_sweep(self.plan, value))
+        copied = [x for x in self.written if x not in made or x in self.rewritten]
         self.staged = staged
-        return stages
+        if self.accumulations:
+            return self._accumulated(stages, copied)
+        return stages + [copy_sweep(self.plan, value) for value in copied]
+
+    def _accumulated(self, stages: list[Stage], copied: list[int]) -> list[Stage]:
+        """The stages with accumulations, and copies to outputs, as soon as they can be had.
+
+        Tiles then leave shared memory early, and what reads them waits for no barrier of its own.
+        """
+        known = set(range(self.inputs))
+        waiting = [*self.accumulations]
+        found: list[Stage] = []
+
+        def follow() -> None:
+            for tile in [x for x in copied if self.origin(x).tile in known]:
+                copied.remove(tile)
+                found.append(copy_sweep(self.plan, tile))
+            for sum_ in [*waiting]:
+                if {self.origin(x).tile for x in sum_.step.operands} <= known:
+                    waiting.remove(sum_)
+                    found.append(sum_)
+
+        follow()
+        for stage in stages:
+            found.append(stage)
+            known.update(self.made(stage))
+            follow()
+        return found
 
     def _in_rows(self, tile: int, stages: list[Stage]) -> bool:
         """Whether threads would write fibres that are rows of an output.
@@ -522,6 +595,8 @@ class Block:
         return Uses(self.plan, self.stages, maker, readers, self.origins, plain, set(fetched))
 
     def made(self, stage: Stage) -> list[int]:
+        if isinstance(stage, Accumulation):
+            return []
         if not isinstance(stage, Sweep):
             return [stage.number]
         return [move.result.tile for move in stage.moves]
@@ -548,6 +623,8 @@ class Block:
         """Threads that one element keeps busy."""
         if isinstance(stage, Gemm):
             return blocking_of(stage.step, self.dtype.itemsize).count
+        if isinstance(stage, Accumulation):
+            return -(-math.prod(stage.step.extents.values()) // ACCUMULATED_VALUES)
         if isinstance(stage, Assembly):
             return -(-self.plan.tiles[stage.number].size // 4)
         if stage.lanes > 1:
@@ -571,6 +648,8 @@ class Block:
             threads = min(MAX_THREADS, _round_up(given.elements * most, 32))
             return [(given.elements, given.threads or threads)]
         if self.alone:
+            if self._sums_registers(1) > SHARED_REGISTERS:
+                return [(1, given.threads or 64)]
             # Eight fibres are multiplied in the time of sixteen.
             return [(1 + self._octets() % 2, given.threads or 32)]
         largest = given.threads or 256
@@ -649,8 +728,11 @@ class Block:
     def describe(self) -> str:
         sweeps = sum(isinstance(stage, Sweep) for stage in self.stages)
         stages = [f"{sweeps} sweeps"] if sweeps else []
-        if sweeps < len(self.stages):
-            stages.append(f"{len(self.stages) - sweeps} gemms")
+        sums = sum(isinstance(stage, Accumulation) for stage in self.stages)
+        if sweeps + sums < len(self.stages):
+            stages.append(f"{len(self.stages) - sweeps - sums} gemms")
+        if sums:
+            stages.append(f"{sums} products summed over elements")
         split = self.split_products()
         halves = f", {split} products by even and odd halves" if split else ""
         return (

@@ -12,15 +12,27 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from jaxmagma.lowering.cuda import banks
+from jaxmagma.lowering.cuda.accumulations import PIECE
 from jaxmagma.lowering.cuda.banks import Access, Layout
 from jaxmagma.lowering.cuda.gemms import blocking_of
 from jaxmagma.lowering.cuda.sources import Origin
-from jaxmagma.lowering.cuda.sweeps import ALONG, Assembly, Gemm, Stage, Sweep, Value
+from jaxmagma.lowering.cuda.sweeps import (
+    ALONG,
+    QUAD,
+    Accumulation,
+    Assembly,
+    Gemm,
+    Stage,
+    Sweep,
+    Value,
+)
 from jaxmagma.plan import Plan, Rearrange
 
 
 # The stage before the first one.
 BEFORE = -1
+# Bank conflicts that a value of an element is worth.
+CHEAP, DEAR = 1e-3, 0.03
 
 
 @dataclass(frozen=True)
@@ -134,6 +146,8 @@ class Shared:
         self.elements = elements
         self.padding = padding  # the most after each step on an axis
         self.itemsize = uses.plan.program.dtype.itemsize
+        # Tiles that wait for those they are multiplied with leave room for few elements.
+        self.crowded = any(isinstance(x, Accumulation) for x in uses.stages)
         self.layouts: dict[int, Layout] = {}
         self.offsets: dict[int, int] = {}
         self.values = 0  # of all elements of a group
@@ -180,6 +194,7 @@ class Shared:
             tuple(dict.fromkeys(accesses)),
             not self.uses.plain & room.axes.keys(),
             self.padding,
+            DEAR if self.crowded else CHEAP,
         )
 
     def _accesses(self, tile: int) -> Iterable[Access]:
@@ -201,6 +216,20 @@ class Shared:
                     if stage.lanes > 1:
                         lines = (*lines, (stage.lanes, value.labels.find(ALONG)))
                     yield Access(lines, self.threads)
+                continue
+            if isinstance(stage, Accumulation):
+                # Lanes have rows or columns, and next to each other the terms of one.
+                step, fastest = stage.step, stage.contracted[-1]
+                for operand, labels, along in (
+                    (step.left, step.left_labels, step.rows),
+                    (step.right, step.right_labels, step.columns),
+                ):
+                    if operand == tile:
+                        rows = next(
+                            n for n in (1, 2, 4, PIECE) if n >= min(step.extents[along], PIECE)
+                        )
+                        lines = ((rows, labels.index(along)), (QUAD, labels.index(fastest)))
+                        yield Access(((PIECE // rows, -1), *lines), self.threads)
                 continue
             blocking = blocking_of(stage.step, self.itemsize)
             for labels in self._labels_of(stage, tile):

@@ -16,13 +16,25 @@ from jaxmagma.lowering.cuda.functors import FUNCTORS
 from jaxmagma.lowering.cuda.gemms import blocking_of
 from jaxmagma.lowering.cuda.pieces import Pieces, pieces_of
 from jaxmagma.lowering.cuda.sources import Origin, Strided
-from jaxmagma.lowering.cuda.sweeps import ALONG, Assembly, Gemm, Move, Sweep, Value, grouped, slots
+from jaxmagma.lowering.cuda.sweeps import (
+    ALONG,
+    Accumulation,
+    Assembly,
+    Gemm,
+    Move,
+    Sweep,
+    Value,
+    grouped,
+    slots,
+)
 from jaxmagma.parity import Halves
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange
 
 
 # Why the constant bank ends in zeros.
 UNKNOWN_ZEROS = "added to each use: else values would stay in registers from one to the next"
+# The same for matrices that are read anew for each slice of elements.
+UNKNOWN_ZERO = "else matrices would stay in registers, where sums are"
 
 
 @dataclass(frozen=True)
@@ -163,8 +175,13 @@ class Source:
             if self.block.loops:
                 text("unsigned phase = 0;")
         for out in self.block.summed:
-            size = self.block.plan.tiles[self.block.plan.results[out]].size
-            text(f"Sum<{self.type}, {size}, kThreads> sum{out};")
+            result = self.block.plan.tiles[self.block.plan.results[out]]
+            if out in self.block.accumulated:
+                rows, columns = result.shape
+                sizes = f"{rows}, {columns}, {self.block.split}"
+                text(f"ProductSum<{self.type}, {sizes}> sum{out};", _shape(result.shape))
+                continue
+            text(f"Sum<{self.type}, {result.size}, kThreads> sum{out};")
             text(f"zero(sum{out}.value);")
         if self.block.holds:
             self._print_matrices(text, self.block.pieces())
@@ -199,10 +216,11 @@ class Source:
         if self.block.summed:
             for out in self.block.summed:
                 size = self.block.plan.tiles[self.block.plan.results[out]].size
-                text(
-                    f"store(partial{out}_ + blockIdx.x * static_cast<long long>({size}), "
-                    f"sum{out}, thread);"
-                )
+                own = f"partial{out}_ + blockIdx.x * static_cast<long long>({size})"
+                if out in self.block.accumulated:
+                    text(f"store<kThreads>({own}, sum{out}, shared, thread);")
+                else:
+                    text(f"store({own}, sum{out}, thread);")
         text.indent -= 1
         text("}")
         if self.block.summed:
@@ -225,8 +243,12 @@ class Source:
             text(f"const auto run = jaxmagma::run<kElements>(batch, {group});")
 
         # A warp that works alone reads soon what it would ask for now.
-        ask = self.block.parameters.prefetch and bool(self.block.stages) and not self.block.alone
-        vectors = {f"g{x}" for x in (*self.block.gathered, *self.block.fetched)}
+        waits = not self.block.alone or bool(self.block.accumulations)
+        ask = self.block.parameters.prefetch and bool(self.block.stages) and waits
+        fetched = {f"g{x}" for x in self.block.fetched}
+        vectors = {f"g{x}" for x in self.block.gathered}
+        if not self.block.accumulations:
+            vectors |= fetched
         reads = [
             (slot, x.name, x.size)
             for slot, x in enumerate(batched)
@@ -244,6 +266,7 @@ class Source:
                     text(f"  prefetch<{slot}, {size}>({name}_, batch, {slice_});")
                 text("}")
 
+        soon |= fetched
         here, ahead = "jaxmagma::slice<kElements>(", ", run.end)"
         names = {name for _, name, _ in reads}
         if not self.block.loops:
@@ -253,6 +276,8 @@ class Source:
         print_prefetch(names - soon, f"{here}run.first{ahead}")
         text("for (long long first = run.first; first < run.end; first += kElements) {")
         text.indent += 1
+        if self._reread:
+            text("const int again = static_cast<int>(first >> 62);", f"zero: {UNKNOWN_ZERO}")
         text(f"const auto slice = {here}first{ahead};")
         print_prefetch(names, f"{here}first + kElements{ahead}")
 
@@ -290,6 +315,8 @@ class Source:
                 self._print_sweep(text, stage, position)
             elif isinstance(stage, Gemm):
                 self._print_gemm(text, stage, position)
+            elif isinstance(stage, Accumulation):
+                self._print_accumulation(text, stage, position)
             else:
                 self._print_assembly(text, stage, position)
             if own:
@@ -306,17 +333,25 @@ class Source:
         if self.block.shared.overlap(sums & self.block.uses.tiles, writes):
             text("sync<kThreads>();")
         for out in self.block.summed:
+            if out in self.block.accumulated:
+                continue
             tile = self.block.plan.results[out]
             text(f"reduce(sum{out}, thread, slice, {self._pointer(tile, len(self.block.stages))});")
-        if self.block.shared.values:
+        if self.block.shared.offsets:
             text("sync<kThreads>();")
+
+    @property
+    def _reread(self) -> str:
+        """What is added to a matrix in a loop over elements, so that it is read each time."""
+        return " + again" if self.block.accumulations else ""
 
     def _matrix(self, tile: int) -> str:
         """Where a matrix is, for one more use of it."""
         if tile in self.block.bank:
             self.matrices += 1
-            return f"bank.m{tile} + bank.zero[{self.matrices - 1}]"
-        return f"table.t{tile}" if self.block.is_constant(tile) else f"g{tile}_"
+            return f"bank.m{tile} + bank.zero[{self.matrices - 1}]{self._reread}"
+        place = f"table.t{tile}" if self.block.is_constant(tile) else f"g{tile}_"
+        return place + self._reread
 
     def _pointer(self, tile: int, position: int) -> str:
         """A function of the element, for a tile that `position` reads."""
@@ -405,6 +440,8 @@ class Source:
             sizes, place = f"{x.rows}, {x.columns}", f"table.{x.name}"
             if not self.block.is_constant(x.tile):
                 sizes, place = f"{sizes}, {x.row}, {x.column}", f"g{x.tile}_"
+            if not self.block.holds:
+                place += self._reread
             text(
                 f"const auto {x.name} = load_matrix<{sizes}>({place}, thread);",
                 _shape((x.rows, x.columns)),
@@ -726,6 +763,34 @@ class Source:
         for out, where_ in self.block.written.get(stage.number, []):
             put(f"out{out}(e){_offset(where_.offset)}", where_.strides, "if (slice.has(e)) ")
         text.indent -= 1
+        text("});")
+
+    def _print_accumulation(self, text: "_Text", stage: Accumulation, position: int) -> None:
+        step = stage.step
+        names = _spare_names(step.extents)
+        outer, inner = stage.contracted[:-1], stage.contracted[-1]
+        along: list[int] = []
+        steps: list[int] = []
+        places: list[str] = []
+        for tile, labels, own in (
+            (step.left, step.left_labels, step.rows),
+            (step.right, step.right_labels, step.columns),
+        ):
+            reading = self._reading(tile, position)
+            strides = dict(zip(labels, reading.strides, strict=True))
+            along.append(strides[own])
+            steps.append(strides[inner])
+            at = _sum((names[x], strides[x], step.extents[x]) for x in outer)
+            places.append(f"{reading.place}{at}")
+        terms = ", ".join(str(x) for x in (*along, *steps, step.extents[inner]))
+        extents = "".join(f", {step.extents[x]}" for x in outer)
+        arguments = "".join(f", int {names[x]}" for x in outer)
+        text(
+            f"accumulate<Terms<{terms}>, kThreads{extents}>(sum{stage.output}, thread, slice, "
+            f"[&](int e{arguments}) {{",
+            _shape((step.extents[step.rows], step.extents[step.columns])),
+        )
+        text(f"  return operands<{self.type}>({', '.join(places)});")
         text("});")
 
     def _group(self) -> str:

@@ -8,12 +8,15 @@ where there should be some for many. It becomes steps that a GPU can share:
   registers.
 * A product with few blocks of rows and columns keeps one of the labels it sums over, for other
   threads, and sums over it afterwards.
+
+What is only summed over elements is spread over threads already (see ``accumulations``).
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from jaxmagma.lowering.cuda.accumulations import accumulations
 from jaxmagma.plan import Plan, Product, Rearrange, Step, Tile, renumbered
 
 
@@ -33,10 +36,14 @@ class _Spreader:
         self.tiles: list[Tile] = list(plan.tiles[: len(plan.program.inputs)])
         self.steps: list[Step] = []
         self.numbers = {n: n for n in range(len(self.tiles))}
+        self.accumulated = accumulations(plan)[1]
 
     def plan(self) -> Plan:
         for number, step in self.old.numbered_steps():
-            self.numbers[number] = self.step(step)
+            if number in self.accumulated:
+                self.numbers[number] = self.add(renumbered(step, self.numbers))
+            else:
+                self.numbers[number] = self.step(step)
         results = tuple(self.numbers[value] for value in self.old.results)
         return Plan(self.old.program, tuple(self.tiles), tuple(self.steps), results)
 

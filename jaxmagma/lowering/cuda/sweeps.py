@@ -11,6 +11,7 @@ A fibre is owned by one thread, or by a quad: four lanes that have a quarter of 
 cores take it.
 
 What contracts two tiles of the same element is a ``Gemm``: every thread owns a block of the result.
+If the result is only summed over elements, it is an ``Accumulation``: warps own pieces of the sum.
 
 Steps are grouped by list scheduling: the first step that is ready opens a sweep, and every ready
 step that fits joins it. So equal branches of a program (the interpolations of two functions, the
@@ -154,7 +155,19 @@ class Assembly:
     step: Place
 
 
-Stage = Sweep | Gemm | Assembly
+@dataclass(frozen=True)
+class Accumulation:
+    """``output += sum_k left right`` of two tiles of an element; the output sums over elements.
+
+    Rows are labels of the left operand; of those summed over, ``contracted``, the last is fastest.
+    """
+
+    output: int
+    step: Product
+    contracted: str
+
+
+Stage = Sweep | Gemm | Assembly | Accumulation
 
 
 @dataclass(frozen=True)
@@ -218,7 +231,8 @@ class Scheduler:
     """Groups the steps of ``plan`` into stages; tiles of ``skipped`` nobody needs on chip.
 
     With ``quads``, fibres are owned by quads wherever matrices multiply them. Matrices in ``split``
-    are better multiplied half by half.
+    are better multiplied half by half. ``registers`` of a thread are taken by what is no part of a
+    sweep.
     """
 
     def __init__(
@@ -227,8 +241,10 @@ class Scheduler:
         skipped: Iterable[int] = (),
         quads: bool = False,
         split: Collection[int] = (),
+        registers: int = 0,
     ) -> None:
         self.plan = plan
+        self.most = LIVE_REGISTERS - registers
         self.quads = quads
         self.split = split
         self.skipped = set(skipped)
@@ -490,7 +506,7 @@ class Scheduler:
                         heapq.heappush(touching, consumer)
         if not inside <= sweep.tiles.keys():
             return False
-        return sweep.single or live_registers(self.plan, sweep, self.split) <= LIVE_REGISTERS
+        return sweep.single or live_registers(self.plan, sweep, self.split) <= self.most
 
     def _drawn_in(self, sweep: Sweep, number: int, inside: set[int]) -> bool:
         """Adds a step to the sweep, after those of ``inside`` that it needs."""
