@@ -5,6 +5,7 @@ several elements at a time.  Here the sizes are chosen, who owns fibres, and the
 the constant bank; ``shared`` finds room for the tiles.
 """
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -164,6 +165,7 @@ class Block:
         self.groups = 1
         self.slices = 1
         self.staging = True
+        self.tight = False
         self.stages: list[Stage] = []
 
     # ---- Where values are ------------------------------------------------------------------------
@@ -328,8 +330,9 @@ class Block:
 
     def choose(self) -> str | None:
         """Chooses stages, threads, elements and layouts; returns why they cannot be had, if so."""
-        for staging in (True, False):
-            self.staging = staging
+        # Without padding only where an element has no room otherwise.
+        for tight, staging in itertools.product((False, True), (True, False)):
+            self.tight, self.staging = tight, staging
             self.stages = self._stages()
             if not self.quads and self._wants_quads():
                 self.quads = True
@@ -483,7 +486,7 @@ class Block:
     def _shared(self, in_place: bool) -> Shared:
         padding = self.parameters.padding
         if padding is None:
-            padding = WIDE if self.quads else NARROW
+            padding = 0 if self.tight else WIDE if self.quads else NARROW
         shared = Shared(self.uses, self.threads, self.elements, padding)
         return shared.place(rooms_of(self.uses, in_place))
 
