@@ -155,12 +155,16 @@ def test_parts_of_gradients(p: int) -> None:
 @pytest.mark.parametrize("n", [2, 3, 5, 8, 9, 16, 17, 24, 25, 31, 32])
 @pytest.mark.parametrize("elements", [1, ELEMENTS, 20_011])
 def test_gradient_of_chain(n: int, elements: int) -> None:
-    check(gradient(chain(n, constant=False)), elements)
+    for accumulate in (False, True):
+        program = gradient(chain(n, constant=False))
+        check(program, elements, parameters=Parameters(accumulate=accumulate))
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 5, 7, 9, 11])
 def test_gradient_of_mass(p: int) -> None:
-    check(gradient(mass(p, constant=False)), 1013)
+    for accumulate in (False, True):
+        program = gradient(mass(p, constant=False))
+        check(program, 1013, parameters=Parameters(accumulate=accumulate))
 
 
 @pytest.mark.parametrize("spec", SPECS)

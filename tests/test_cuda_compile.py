@@ -126,7 +126,8 @@ def check_registers(kernel: Kernel) -> None:
 @pytest.mark.parametrize("name", UNSPILLED)
 def test_compiles_without_spills(name: str) -> None:
     program = UNSPILLED[name]
-    check_registers(lowered(program, (100,) * program.batch_rank))
+    extents = (100,) * program.batch_rank
+    check_registers(lowered(program, extents, accumulate="gradient" in name))
 
 
 @pytest.mark.nvrtc
@@ -483,11 +484,11 @@ def test_numbers_of_products_summed_over_elements(
     rows: int, columns: int, terms: int, spec: str, folder: Path
 ) -> None:
     program = contraction(spec, {"m": rows, "n": columns, "k": terms})
-    assert "accumulate<" in lowered(program).source
+    assert "accumulate<" in lowered(program, accumulate=True).source
     for elements in (0, 1, 23):
-        emulate(program, (elements,), folder)
+        emulate(program, (elements,), folder, accumulate=True)
     for options in ({"threads": 64, "elements": 3}, {"threads": 96, "elements": 5}):
-        emulate(program, (23,), folder, **options)
+        emulate(program, (23,), folder, accumulate=True, **options)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64", "complex128"])
@@ -495,8 +496,8 @@ def test_numbers_of_products_of_other_dtypes_summed_over_elements(dtype: str, fo
     program = contraction(
         "emkl,elkn->mn", dict(zip("mnkl", (9, 7, 3, 2), strict=True), e=1), dtype=dtype
     )
-    assert "accumulate<" in lowered(program).source
-    emulate(program, (13,), folder)
+    assert "accumulate<" in lowered(program, accumulate=True).source
+    emulate(program, (13,), folder, accumulate=True)
 
 
 @pytest.mark.parametrize("quads", [False, True])
@@ -505,14 +506,15 @@ def test_numbers_of_products_of_other_dtypes_summed_over_elements(dtype: str, fo
 def test_numbers_of_gradients(
     program: ElementProgram, elements: int, quads: bool, folder: Path
 ) -> None:
-    emulate(gradient(program), (elements,), folder, quads=quads)
+    for accumulate in (False, True):
+        emulate(gradient(program), (elements,), folder, quads=quads, accumulate=accumulate)
 
 
 def test_wide_sums_are_shared_by_warps(folder: Path) -> None:
     """Columns of a sum that one warp has no registers for are divided."""
     program = gradient(chain(26, constant=False))
-    assert "ProductSum<double, 26, 26, 2>" in lowered(program).source
-    emulate(program, (3,), folder)
+    assert "ProductSum<double, 26, 26, 2>" in lowered(program, accumulate=True).source
+    emulate(program, (3,), folder, accumulate=True)
 
 
 def test_only_terms_that_are_there_are_summed(folder: Path) -> None:
@@ -522,7 +524,7 @@ def test_only_terms_that_are_there_are_summed(folder: Path) -> None:
         left, right = arguments(program, (7,))
         left[element, 1, 2] = np.inf
         right[element, 3, 1] = np.nan
-        kernel = lowered(program, (7,), elements=4)
+        kernel = lowered(program, (7,), elements=4, accumulate=True)
         (got,) = cuda_emulator.run(kernel, program, [left, right], folder)
         want = np.einsum("emk,ekn->mn", left, right)
         np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
@@ -540,10 +542,10 @@ def test_numbers_of_sums_of_different_kinds(folder: Path) -> None:
     both = builder.pointwise("add", [(one, "mn"), (other, "nm")], "mn", {"m": 5, "n": 5})
     outputs = [Output(both, ()), Output(u, ()), Output(third, ()), Output(third, (0,))]
     program = builder.build(outputs).program
-    source = lowered(program).source
+    source = lowered(program, accumulate=True).source
     assert source.count("accumulate<") == 2 and source.count("reduce(") == 2
     for elements in (1, 31):
-        emulate(program, (elements,), folder)
+        emulate(program, (elements,), folder, accumulate=True)
 
 
 FUSED: dict[str, Any] = {

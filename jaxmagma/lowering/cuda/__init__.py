@@ -64,8 +64,9 @@ def lower(
     compiled = _bgemm(plan) if parameters is None else None
     if compiled is not None:
         return compiled
-    plan = resolvable(spread(with_joined_places(_constants_folded(plan)), LARGEST_BLOCK))
-    block = Block(plan, parameters or Parameters())
+    given = parameters or Parameters()
+    joined = with_joined_places(_constants_folded(plan))
+    block = Block(resolvable(spread(joined, LARGEST_BLOCK, given.accumulate)), given)
     reason = block.choose()
     if reason is not None:
         return Declined(reason)

@@ -125,6 +125,7 @@ class Parameters:
     shared_bytes: int = SHARED_BYTES  # most shared memory for one block
     # Of matrices that are symmetric about their centre, even and odd halves are multiplied.
     even_odd: bool | None = None
+    accumulate: bool = False  # products that are only summed over elements stay in registers
 
     def __post_init__(self) -> None:
         for name in ("threads", "elements", "groups", "slices", "fibres"):
@@ -156,7 +157,7 @@ class Block:
         }
         self.gathered = {x.tile for x in self.origins.values() if x.index is not None}
         self.written, self.skipped = self._find_written()
-        self.accumulations, gone = accumulations(plan)
+        self.accumulations, gone = accumulations(plan) if parameters.accumulate else ([], set())
         self.accumulated = {x.output for x in self.accumulations}
         self.skipped |= gone
         self.quads = bool(parameters.quads) and self.dtype == np.float64

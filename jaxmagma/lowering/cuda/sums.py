@@ -8,8 +8,6 @@ where there should be some for many. It becomes steps that a GPU can share:
   registers.
 * A product with few blocks of rows and columns keeps one of the labels it sums over, for other
   threads, and sums over it afterwards.
-
-What is only summed over elements is spread over threads already (see ``accumulations``).
 """
 
 import math
@@ -24,19 +22,23 @@ from jaxmagma.plan import Plan, Product, Rearrange, Step, Tile, renumbered
 _ENOUGH_BLOCKS = 8
 
 
-def spread(plan: Plan, block: int) -> Plan:
-    """The plan with its long sums divided; ``block`` rows or columns are for one thread."""
-    return _Spreader(plan, block).plan()
+def spread(plan: Plan, block: int, accumulate: bool = False) -> Plan:
+    """The plan with its long sums divided; ``block`` rows or columns are for one thread.
+
+    With ``accumulate``, not those of products that are only summed over elements, which are spread
+    over threads already (see ``accumulations``).
+    """
+    return _Spreader(plan, block, accumulations(plan)[1] if accumulate else set()).plan()
 
 
 class _Spreader:
-    def __init__(self, plan: Plan, block: int) -> None:
+    def __init__(self, plan: Plan, block: int, accumulated: set[int]) -> None:
         self.old = plan
         self.block = block
         self.tiles: list[Tile] = list(plan.tiles[: len(plan.program.inputs)])
         self.steps: list[Step] = []
         self.numbers = {n: n for n in range(len(self.tiles))}
-        self.accumulated = accumulations(plan)[1]
+        self.accumulated = accumulated
 
     def plan(self) -> Plan:
         for number, step in self.old.numbered_steps():
