@@ -56,7 +56,10 @@ def bk(size: float) -> Iterator[Workload]:
 
 
 def symmetric(size: float) -> Iterator[Workload]:
-    """Operators with the tables of finite elements, and with random ones of the same sizes."""
+    """Operators with the tables of finite elements, and with random ones of the same sizes.
+
+    ``JAXMAGMA_EVEN_ODD=on`` has the former multiplied by even and odd halves.
+    """
     for p in range(4, 16):  # below, halves are as many operations
         for kernel in (w.bk1, w.bk3, w.bk5):
             yield w.constant(kernel(p, size))
