@@ -186,6 +186,24 @@ def gathering(components: int, size: int, elements: int, dtype: Any = "float64")
     return builder.build([Output(made, (0,)), Output(twice, (0,)), Output(u, (0,))]).program
 
 
+def gathered_symmetric(sign: int, size: int, elements: int) -> ElementProgram:
+    """Gathered dofs times a symmetric matrix, the squares of that, their sum, and the way back."""
+    builder = Builder(1)
+    rng = np.random.default_rng(7)
+    places = rng.integers(-1, size, (elements, 14, 3)).astype(np.int32)
+    vector = builder.input(Input((), (size, 2), np.dtype("float64")))
+    index = builder.input(Input((0,), (14, 3), np.dtype("int32")))
+    table = rng.uniform(-1, 1, (17, 14))
+    basis = builder.constant(table + sign * np.flip(table))
+    u = builder.gather(vector, index, Constant(places))
+    sizes = {"x": 17, "a": 14, "b": 3, "c": 2}
+    made = builder.contract([(basis, "xa"), (u, "abc")], "xbc", sizes)
+    squares = builder.map("mul", made, made)
+    total = builder.contract([(squares, "xbc")], "bc", sizes)
+    back = builder.contract([(basis, "xa"), (squares, "xbc")], "abc", sizes)
+    return builder.build([Output(x, (0,)) for x in (made, total, back)]).program
+
+
 def moving(dtype: Any = "float64") -> ElementProgram:
     """Views of what is computed, broadcasts, transposed operands, and parts put together."""
     builder = Builder(1)

@@ -350,6 +350,20 @@ def test_numbers_of_split_fused_products(p: int, quads: bool, folder: Path, x64:
 
 
 @pytest.mark.parametrize("quads", [False, True])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_numbers_of_split_gathered_products(
+    sign: int, quads: bool, folder: Path, x64: None
+) -> None:
+    program = cuda_fused.gathered_symmetric(sign, 50, 5)
+    kernel = lowered(program, (5,), quads=quads, even_odd=True)
+    assert kernel.source.count("split_gemm") == 2
+    assert ("MirroredQuad<2>" in kernel.source) == quads
+    arrays = cuda_fused.indexed(program, 5)
+    got = cuda_emulator.run(kernel, program, arrays, folder)
+    cuda_fused.assert_same(program, arrays, got)
+
+
+@pytest.mark.parametrize("quads", [False, True])
 @pytest.mark.parametrize("name", ["values", "slopes", "Bernstein"])
 def test_rounding_of_split_products(name: str, quads: bool, folder: Path) -> None:
     """Within the bound of ``parity``, whatever the sizes of the values of a fibre."""
