@@ -105,6 +105,30 @@ __device__ __forceinline__ void add(ProductSum<T, M, N, SPLIT>& sum, int lane, i
   }
 }
 
+// Adds SHARE steps of four terms each of a row of terms, the share `number` of it. An object, since
+// not every compiler takes a lambda of any number of coordinates for device code.
+template <class Terms, int SHARE, class Sum, class Slice, class Places>
+struct Share {
+  Sum& sum;
+  const Slice& slice;
+  const Places& places;
+  int lane, part;
+
+  template <class... At>
+  __device__ __forceinline__ void operator()(int number, int e, At... at) const {
+    constexpr int kSteps = (Terms::count + 3) / 4;
+    // Large sums leave registers for the operands of few steps at a time.
+    constexpr int kAhead = Sum::rows * Sum::columns < 8 ? SHARE : 2;
+    if (!slice.has(e)) return;
+    const auto from = places(e, at...);
+#pragma unroll kAhead
+    for (int step = 0; step < SHARE; ++step) {
+      const int first = 4 * (number * SHARE + step);
+      if (kSteps % SHARE == 0 || first < Terms::count) add<Terms>(sum, lane, part, from, first);
+    }
+  }
+};
+
 // sum[m, n] += sum_k left[m, k] right[k, n] of all elements of `slice`. Warps take turns with the
 // rows of terms, of which an element has one for each of K..., and share each where there are few.
 // places(e, k...) says where a row of terms has row 0 and column 0.
@@ -120,26 +144,15 @@ __device__ __forceinline__ void accumulate(ProductSum<T, M, N, SPLIT>& sum, int 
   using Shares = Lines<(kSteps + kShare - 1) / kShare, ELEMENTS, K...>;
   constexpr int kTurns = (Shares::count + kWarps - 1) / kWarps;
   constexpr int kLoads = kShare * (Sum::rows + Sum::columns);
-  // Large sums leave registers for the operands of few steps at a time.
-  constexpr int kAhead = Sum::rows * Sum::columns < 8 ? kShare : 2;
   constexpr int kTogether = kLoads < 16 ? 16 / kLoads : 1;
-  const int lane = thread % 32, warp = thread / 32 / SPLIT, part = thread / 32 % SPLIT;
-  const auto take = [&](int share) {
-    if (Shares::count % kWarps != 0 && share >= Shares::count) return;
-    Shares::visit(share, [&](int number, int e, auto... k) {
-      if (ELEMENTS > 1 && !slice.has(e)) return;
-      const auto from = places(e, k...);
-#pragma unroll kAhead
-      for (int step = 0; step < kShare; ++step) {
-        const int first = 4 * (number * kShare + step);
-        if (kSteps % kShare == 0 || first < Terms::count) {
-          add<Terms>(sum, lane, part, from, first);
-        }
-      }
-    });
-  };
+  const int warp = thread / 32 / SPLIT;
+  const Share<Terms, kShare, Sum, Slice<ELEMENTS>, Places> add_share = {
+      sum, slice, places, thread % 32, thread / 32 % SPLIT};
 #pragma unroll kTogether
-  for (int turn = 0; turn < kTurns; ++turn) take(turn * kWarps + warp);
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const int share = turn * kWarps + warp;
+    if (Shares::count % kWarps == 0 || share < Shares::count) Shares::visit(share, add_share);
+  }
 }
 
 // Adds up what the warps have, one after the other, and stores it, row by row.

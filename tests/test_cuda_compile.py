@@ -56,7 +56,7 @@ UNSPILLED: dict[str, ElementProgram] = {
     "mass p=3, complex128": mass(3, dtype="complex128"),
     "interpolation, two batch axes": contraction("xa,yb,efab->fexy", SIZES, "ef"),
     "gradient by B p=1": mass_gradient_b(1),
-    **{f"gradient of chain n={n}": gradient(chain(n, constant=False)) for n in range(2, 28)},
+    **{f"gradient of chain n={n}": gradient(chain(n, constant=False)) for n in range(2, 25)},
     **{f"gradient of mass p={p}": gradient(mass(p, constant=False)) for p in range(1, 9)},
     "rectangular product": product(7, 9, 13),
     "product, float32": product(12, 12, 12, dtype="float32"),

@@ -381,20 +381,18 @@ class Block:
         self.min_blocks = self.parameters.min_blocks
         if self.min_blocks is None:
             # For sweeps it pays to let the compiler take the registers it likes, unless they are so
-            # many that too few threads are left; for gemms, of which a thread has blocks, and sums
-            # of a warp alone, not.
+            # many that too few threads are left; for gemms, of which a thread has blocks, not.
             crowded = not self.quads and any(self._crowded(stage) for stage in self.stages)
             few = min(3, max(1, round(BUSY_THREADS / self.threads))) if crowded else 1
             if self.quads and not self.alone:
                 few = min(self._blocks(), self._enough_blocks())
-            if self.accumulations and not self.alone:
+            if self.accumulations:
                 # Sums leave the compiler no registers to keep what it could as well read again.
                 sweeps = (x for x in self.stages if isinstance(x, Sweep))
-                several = any(len(x.moves) > SEVERAL_MOVES for x in sweeps)
-                few = ENOUGH_THREADS // (2 if several else 1) // self.threads
+                several = self.alone or any(len(x.moves) > SEVERAL_MOVES for x in sweeps)
+                few = BUSY_THREADS // (2 if several else 1) // self.threads
                 few = min(self._blocks(), few)
             fibres = not any(isinstance(stage, Gemm) for stage in self.stages)
-            fibres = fibres and not (self.accumulations and self.alone)
             self.min_blocks = max(1, few) if fibres else 0
 
     def _wants_more_threads(self) -> bool:
