@@ -27,7 +27,7 @@ from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Each may take two gigabytes of memory.
+# Each may take four gigabytes of memory.
 MOST_PROCESSES = 8
 
 

@@ -15,7 +15,7 @@ import pytest
 
 import jaxmagma as jm
 from benchmarks import __main__ as cli
-from benchmarks import cases, first_call, goals, measure, record, report, workloads
+from benchmarks import cases, first_call, goals, measure, record, report, variants, workloads
 from benchmarks.record import Result, Run, Timing
 from benchmarks.workloads import Workload
 
@@ -366,3 +366,11 @@ def test_pages_show_what_was_measured(page: str) -> None:
 def test_sweep() -> None:
     assert workloads.sweep(2, 3, 2) == 2 * (3 * 2 * 2 + 3 * 3 * 2)
     assert workloads.sweep(2, 3, 3) == 2 * (3 * 8 + 9 * 4 + 27 * 2)
+
+
+def test_variants_of_a_case(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--megabytes", "0.1", "--seconds", "0.001"]
+    assert variants.main(["^interp3d/p2$", "", "block=2", *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines if "GB/s" not in line] == []
+    assert [line.split()[-1] for line in lines] == ["ms", "block=2"]

@@ -16,6 +16,7 @@ from jaxmagma.builder import Builder
 from jaxmagma.einsum import FusedCall, capture
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, contraction_order, plan
 from jaxmagma.program import Contract, ElementProgram, Input, Output
+from tests.cuda_programs import gradient
 from tests.einsums import ELEMENTS, PROGRAMS, assert_close, fused_calls
 
 
@@ -256,13 +257,9 @@ def test_names_of_labels_make_no_difference() -> None:
 
 def derived_programs(program: ElementProgram) -> list[ElementProgram]:
     """The program, its tangent, and the gradient of that: with sums and several outputs."""
-    count = len(program.arguments)
-    tangent = calculus.jvp(program, [True] * count)
+    tangent = calculus.jvp(program, [True] * len(program.arguments))
     assert tangent is not None
-    linear = [position >= count for position in tangent.arguments]
-    gradient = calculus.transpose(tangent.program, linear, [True])
-    assert gradient is not None
-    return [program, tangent.program, gradient.program]
+    return [program, tangent.program, gradient(program)]
 
 
 def evaluate(planned: Plan, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxmagma.choices import Choice
-from jaxmagma.lowering.cuda.blocks import CONSTANT_BYTES, MAX_THREADS, RESERVED_BYTES
+from jaxmagma.lowering.cuda.blocks import (
+    CONSTANT_BYTES,
+    LEAST_SHARED_BYTES,
+    MAX_THREADS,
+    MOST_SHARED_BYTES,
+    RESERVED_BYTES,
+    SHARED_BYTES,
+)
 from jaxmagma.lowering.kernel import Kernel
 
 
@@ -21,18 +28,18 @@ class Limits:
     warps: int = 64
     blocks: int = 32
     registers: int = 65536
-    shared_of_block: int = 99 << 10
+    shared_of_block: int = SHARED_BYTES
     shared: int = 100 << 10
     constant: int = CONSTANT_BYTES
 
 
 # From the CUDA programming guide's table of technical specifications per compute capability.
 LIMITS = {
-    "sm_80": Limits(shared_of_block=163 << 10, shared=164 << 10),
+    "sm_80": Limits(shared_of_block=LEAST_SHARED_BYTES, shared=164 << 10),
     "sm_86": Limits(warps=48, blocks=16),
     "sm_89": Limits(warps=48, blocks=24),
-    "sm_90": Limits(shared_of_block=227 << 10, shared=228 << 10),
-    "sm_100": Limits(shared_of_block=227 << 10, shared=228 << 10),
+    "sm_90": Limits(shared_of_block=MOST_SHARED_BYTES["sm_90"], shared=228 << 10),
+    "sm_100": Limits(shared_of_block=MOST_SHARED_BYTES["sm_100"], shared=228 << 10),
     "sm_120": Limits(warps=48, blocks=24),
 }
 

@@ -100,7 +100,7 @@ WIDE = 15
 WITHOUT_ENGINE = ("sm_80", "sm_86", "sm_87", "sm_89")
 # Matrices stay in registers, if they take no more than this; less for each fibre more of a quad.
 HELD_REGISTERS = 140
-FIBRE_REGISTERS = 20
+ANOTHER_FIBRE = 20
 
 # Rows of an output that are so long go through shared memory, to be written side by side.
 LONG_ROW = 4
@@ -307,7 +307,7 @@ class Block:
         if self.parameters.hold is not None:
             return self.parameters.hold
         fibres = self.parameters.fibres or QUAD_FIBRES
-        most = HELD_REGISTERS - FIBRE_REGISTERS * (fibres - 1) - self._kept_registers
+        most = HELD_REGISTERS - ANOTHER_FIBRE * (fibres - 1) - self._kept_registers
         return self._matrix_registers() <= most
 
     def _matrix_registers(self) -> int:

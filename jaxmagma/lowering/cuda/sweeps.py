@@ -664,8 +664,10 @@ def is_mirrored(sweep: Sweep, split: Collection[int]) -> bool:
     All fibres of a sweep have their values in the same lanes, so all of its products or none are of
     halves; and the sums and differences of a fibre serve all products with it.
     """
+    if sweep.lanes == 1 or not split:
+        return False
     products = [move for move in sweep.moves if move.matrix is not None]
-    if sweep.lanes == 1 or any(m.matrix and m.matrix.tile not in split for m in products):
+    if any(m.matrix and m.matrix.tile not in split for m in products):
         return False
     sizes = [(m.result.length, m.operands[0].length) for m in products]
     whole = sum(_pieces(rows, columns) for rows, columns in sizes)

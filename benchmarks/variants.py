@@ -1,0 +1,49 @@
+"""Time a case with several choices of parameters of its kernel, such as ``quads=True,fetch=0``.
+
+An empty one leaves all to the model. The parameters are those of ``Parameters`` in the
+backend's lowering.
+"""
+
+import argparse
+import ast
+
+import jax
+
+from benchmarks import cases, measure
+from jaxmagma import choices
+from jaxmagma.choices import Choice
+from jaxmagma.tune.device import cpu_cache_bytes
+
+
+def choice(text: str) -> Choice:
+    """What ``name=value,...`` asks for."""
+    pairs = (pair.split("=", 1) for pair in text.split(",") if pair)
+    return Choice.of({name: ast.literal_eval(value) for name, value in pairs}, "variants")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.variants", description=__doc__)
+    parser.add_argument("cases", metavar="REGEX", help="cases of all suites")
+    parser.add_argument("choices", metavar="NAME=VALUE,...", nargs="*", default=[""])
+    parser.add_argument("--megabytes", type=float, default=1000.0, help="size of a case")
+    parser.add_argument("--seconds", type=float, default=0.1, help="for each choice")
+    args = parser.parse_args(argv)
+    jax.config.update("jax_enable_x64", True)
+    pool = measure.Pool(args.megabytes * 1e6, seed=0)
+    beyond_caches = 512e6 if measure.on_gpu() else 4 * cpu_cache_bytes()
+    for workload in cases.build(["all"], args.megabytes * 1e6, args.cases):
+        shapes = [jax.ShapeDtypeStruct(s, workload.dtype) for s in workload.shapes]
+        fns = {}
+        for text in args.choices:
+            with choices.using(choice(text)):
+                fns[text] = jax.jit(workload.functions()["jm"]).lower(*shapes).compile()
+        sets = pool.sets(workload, jax.jit(pool.cutter(workload)), beyond_caches)
+        timings = measure.compare(fns, sets, measure.Effort(args.seconds, 3, 15))
+        for text, timing in timings.items():
+            rate = workload.least_bytes / timing.median / 1e9
+            print(f"{workload.name:<20} {rate:7.0f} GB/s {timing.median * 1e3:9.4f} ms  {text}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
