@@ -6,10 +6,12 @@ backend's lowering.
 
 import argparse
 import ast
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 
 from benchmarks import cases, measure
+from benchmarks.workloads import Function, Workload
 from jaxmagma import choices
 from jaxmagma.choices import Choice
 from jaxmagma.tune.device import cpu_cache_bytes
@@ -19,6 +21,14 @@ def choice(text: str) -> Choice:
     """What ``name=value,...`` asks for."""
     pairs = (pair.split("=", 1) for pair in text.split(",") if pair)
     return Choice.of({name: ast.literal_eval(value) for name, value in pairs}, "variants")
+
+
+def build(workload: Workload, text: str) -> Function:
+    """A workload's function, compiled with the choice."""
+    shapes = [jax.ShapeDtypeStruct(s, workload.dtype) for s in workload.shapes]
+    with choices.using(choice(text)):
+        compiled: Function = jax.jit(workload.functions()["jm"]).lower(*shapes).compile()
+    return compiled
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -31,17 +41,26 @@ def main(argv: list[str] | None = None) -> int:
     jax.config.update("jax_enable_x64", True)
     pool = measure.Pool(args.megabytes * 1e6, seed=0)
     beyond_caches = 512e6 if measure.on_gpu() else 4 * cpu_cache_bytes()
-    for workload in cases.build(["all"], args.megabytes * 1e6, args.cases):
-        shapes = [jax.ShapeDtypeStruct(s, workload.dtype) for s in workload.shapes]
-        fns = {}
-        for text in args.choices:
-            with choices.using(choice(text)):
-                fns[text] = jax.jit(workload.functions()["jm"]).lower(*shapes).compile()
+    workloads = cases.build(["all"], args.megabytes * 1e6, args.cases)
+    with ThreadPoolExecutor() as executor:
+        compiled = [
+            {text: executor.submit(build, workload, text) for text in args.choices}
+            for workload in workloads
+        ]
+    for workload, waiting in zip(workloads, compiled, strict=True):
+        fns = {text: one.result() for text, one in waiting.items() if one.exception() is None}
         sets = pool.sets(workload, jax.jit(pool.cutter(workload)), beyond_caches)
         timings = measure.compare(fns, sets, measure.Effort(args.seconds, 3, 15))
-        for text, timing in timings.items():
-            rate = workload.least_bytes / timing.median / 1e9
-            print(f"{workload.name:<20} {rate:7.0f} GB/s {timing.median * 1e3:9.4f} ms  {text}")
+        for text, one in waiting.items():
+            failure = one.exception()
+            if failure is not None:
+                print(f"{workload.name:<20} {measure.reason(failure)}  {text}", flush=True)
+                continue
+            median = timings[text].median
+            rate = workload.least_bytes / median / 1e9
+            print(
+                f"{workload.name:<20} {rate:7.0f} GB/s {median * 1e3:9.4f} ms  {text}", flush=True
+            )
     return 0
 
 
