@@ -71,9 +71,9 @@ def halves(matrix: np.ndarray) -> Halves | None:
     return None
 
 
-def is_wanted() -> bool:
-    """Whether the user asks for products to be split: not unless they do, see docs/design.md."""
-    return os.environ.get("JAXMAGMA_EVEN_ODD") == "on"
+def is_wanted() -> bool | None:
+    """Whether the user wants products to be split, wherever that is less work; else ``None``."""
+    return {"on": True, "off": False}.get(os.environ.get("JAXMAGMA_EVEN_ODD", ""))
 
 
 def _largest(matrix: np.ndarray, axis: int) -> np.ndarray:

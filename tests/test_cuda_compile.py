@@ -411,18 +411,25 @@ def test_what_is_not_finite_stays_so(name: str, sign: int, quads: bool, folder: 
 
 
 def test_what_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Constants that are symmetric, if the user asks for it; another matrix has another kernel."""
+    """Constants that are symmetric, if there is much to multiply; another has another kernel."""
     monkeypatch.delenv("JAXMAGMA_EVEN_ODD", raising=False)
     plain = lowered(mass(6)).source
-    assert lowered(mass(6, sign=1)).source == plain
-    split = lowered(mass(6, sign=1), even_odd=True).source
+    split = lowered(mass(6, sign=1)).source
     assert "split_gemm" in split
+    assert lowered(mass(6, sign=1), even_odd=True).source == split
+    # Few operations for each value; and tensor cores, with halves that are no pieces of 8.
+    for program, options in ((chain(6, sign=1), {}), (mass(11, sign=1), {"quads": True})):
+        whole = lowered(program, even_odd=False, **options).source
+        assert lowered(program, **options).source == whole
+        assert lowered(program, even_odd=True, **options).source != whole
     assert lowered(mass(6, sign=-1), even_odd=True).source not in (plain, split)
     assert lowered(mass(6), even_odd=True).source == plain
     assert lowered(mass(6, sign=1, constant=False), even_odd=True).source == plain
-    monkeypatch.setenv("JAXMAGMA_EVEN_ODD", "on")
-    assert lowered(mass(6, sign=1)).source == split
     assert lowered(mass(6, sign=1), even_odd=False).source == plain
+    monkeypatch.setenv("JAXMAGMA_EVEN_ODD", "off")
+    assert lowered(mass(6, sign=1)).source == plain
+    monkeypatch.setenv("JAXMAGMA_EVEN_ODD", "on")
+    assert "split_gemm" in lowered(chain(6, sign=1)).source
 
 
 def has_shared_operand(name: str) -> bool:

@@ -97,6 +97,7 @@ def test_splits_where_operations_are_saved(dtype: str) -> None:
 
 def test_switch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAXMAGMA_EVEN_ODD", raising=False)
-    assert not parity.is_wanted()
-    monkeypatch.setenv("JAXMAGMA_EVEN_ODD", "on")
-    assert parity.is_wanted()
+    assert parity.is_wanted() is None
+    for value, wanted in (("on", True), ("off", False), ("perhaps", None)):
+        monkeypatch.setenv("JAXMAGMA_EVEN_ODD", value)
+        assert parity.is_wanted() is wanted

@@ -110,7 +110,7 @@ CUDA = Space(
         one("fibres", None, 1, 2, 4),
         one("in_place", None, True, False),
         one("slices", None, 1, 2, 4),
-        one("accumulate", False, True),
+        one("accumulate", None, True, False),
         one("fetch", None, 0, 1, 2),
         one("hold", None, True, False),
         one("prefetch", True, False),

@@ -6,6 +6,7 @@ in the pieces that tensor cores compute (``cuda/accumulate.cuh``). No element ha
 own, and nothing is added up but in the end.
 """
 
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -19,10 +20,17 @@ PIECE = 8
 # number warps share the columns of one.
 MOST_REGISTERS = 64
 SHARED_REGISTERS = 32
+# The least part of its pieces that a sum fills, for the model to have it in registers.
+LEAST_FILLED = 1 / 8
 
 
-def accumulations(plan: Plan) -> tuple[list[Accumulation], set[int]]:
-    """The products that are only summed over elements, and the tiles that are then not needed."""
+def accumulations(plan: Plan, wanted: bool | None) -> tuple[list[Accumulation], set[int]]:
+    """The products that are only summed over elements, and the tiles that are then not needed.
+
+    ``wanted``: all that registers have room for, none, or (``None``) those that gain by it.
+    """
+    if wanted is False:
+        return [], set()
     everything = set(range(plan.program.batch_rank))
     uses = Counter(plan.results)
     for step in plan.steps:
@@ -36,11 +44,16 @@ def accumulations(plan: Plan) -> tuple[list[Accumulation], set[int]]:
             continue
         rows, columns = plan.tiles[tile].shape
         registers = registers_of(rows, columns, plan.program.dtype.itemsize)
-        if registers <= left:
+        if registers <= left and (wanted or filled(rows, columns) >= LEAST_FILLED):
             left -= registers
             found += [Accumulation(output, x, _contracted(plan, x)) for x in terms[0]]
             gone |= terms[1]
     return found, gone
+
+
+def filled(rows: int, columns: int) -> float:
+    """The part of its pieces that a sum fills."""
+    return rows * columns / math.prod(-(-x // PIECE) * PIECE for x in (rows, columns))
 
 
 def registers_of(rows: int, columns: int, itemsize: int, split: int = 1) -> int:

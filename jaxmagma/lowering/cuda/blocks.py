@@ -36,7 +36,7 @@ from jaxmagma.lowering.cuda.sweeps import (
     live_registers,
 )
 from jaxmagma.parity import Halves
-from jaxmagma.plan import Plan
+from jaxmagma.plan import Plan, Product
 from jaxmagma.program import Gather, Place, View
 
 
@@ -84,6 +84,10 @@ QUAD_FIBRES = 2
 # group alone, or for two and registers for both.
 QUAD_THREADS = 128
 QUAD_REGISTERS = 60
+# Symmetric matrices are multiplied half by half where so many multiply-adds for each value of memory
+# take time; by tensor cores if they are so large, since halves of fewer leave much of a piece empty.
+MANY_PRODUCTS = 10
+SPLIT_BY_QUADS = 13
 # The copy engine brings operands, unless a warp reads them in so few steps, or a multiprocessor
 # would have fewer groups than these.
 DIRECT_OCTETS = 2
@@ -125,7 +129,7 @@ class Parameters:
     shared_bytes: int = SHARED_BYTES  # most shared memory for one block
     # Of matrices that are symmetric about their centre, even and odd halves are multiplied.
     even_odd: bool | None = None
-    accumulate: bool = False  # products that are only summed over elements stay in registers
+    accumulate: bool | None = None  # products only summed over elements stay in registers
 
     def __post_init__(self) -> None:
         for name in ("threads", "elements", "groups", "slices", "fibres"):
@@ -157,7 +161,7 @@ class Block:
         }
         self.gathered = {x.tile for x in self.origins.values() if x.index is not None}
         self.written, self.skipped = self._find_written()
-        self.accumulations, gone = accumulations(plan) if parameters.accumulate else ([], set())
+        self.accumulations, gone = accumulations(plan, parameters.accumulate)
         self.accumulated = {x.output for x in self.accumulations}
         self.skipped |= gone
         self.quads = bool(parameters.quads) and self.dtype == np.float64
@@ -177,8 +181,9 @@ class Block:
     def _find_halves(self) -> dict[int, Halves]:
         """Constant matrices of mode products that are better multiplied half by half."""
         found: dict[int, Halves] = {}
-        given = self.parameters.even_odd
-        if not (parity.is_wanted() if given is None else given):
+        asked = self.parameters.even_odd
+        asked = parity.is_wanted() if asked is None else asked
+        if not (self._multiplies_much() if asked is None else asked):
             return found
         for _, step in self.plan.numbered_steps():
             mode = as_mode(self.plan, step)
@@ -186,10 +191,26 @@ class Block:
             if mode is None or array is None or array.ndim != 2 or mode.matrix in found:
                 continue
             rows, columns = array.shape
-            halves = parity.halves(array) if parity.is_worth(rows, columns, self.dtype) else None
+            worth = parity.is_worth(rows, columns, self.dtype)
+            if self.quads and asked is None:
+                worth = worth and min(rows, columns) >= SPLIT_BY_QUADS
+            halves = parity.halves(array) if worth else None
             if halves is not None:
                 found[mode.matrix] = halves
         return found
+
+    def _multiplies_much(self) -> bool:
+        """Whether products are so many for each value of memory that fewer of them save time."""
+        steps = [step for step in self.plan.steps if isinstance(step, Product)]
+        products = sum(math.prod(step.extents.values()) for step in steps)
+        moved = {
+            self.origin(x).tile
+            for step in self.plan.steps
+            for x in step.operands
+            if self._is_outside(x)
+        }
+        tiles = [*moved, *(self.plan.results[out] for out in self.stored)]
+        return products >= MANY_PRODUCTS * sum(self.plan.tiles[x].size for x in tiles)
 
     def _find_written(self) -> tuple[dict[int, list[tuple[int, Strided]]], set[int]]:
         """For each tile the outputs it is part of, and where; and tiles written by their parts."""
@@ -232,11 +253,13 @@ class Block:
         """Whether tensor cores had better multiply fibres: whole ones are too much for a thread."""
         if self.dtype != np.float64 or self.parameters.quads is not None:
             return False
+        if any(min(self.plan.tiles[x].shape) >= SPLIT_BY_QUADS for x in self.halves):
+            return True
         sweeps = [stage for stage in self.stages if isinstance(stage, Sweep)]
         few = -(-max((x.count for x in sweeps), default=0) // 8) <= FEW_OCTETS
         most = ALONE_REGISTERS if few else THREAD_REGISTERS
         return any(
-            self._longest(x) >= FEW_VALUES and live_registers(self.plan, x, self.halves) > most
+            self._longest(x) >= FEW_VALUES and live_registers(self.plan, x, {}) > most
             for x in sweeps
         )
 
@@ -337,6 +360,7 @@ class Block:
             self.stages = self._stages()
             if not self.quads and self._wants_quads():
                 self.quads = True
+                self.halves = self._find_halves()
                 self.stages = self._stages()
             if self.accumulations and self.holds:
                 self.stages = self._stages(self._matrix_registers())
