@@ -54,7 +54,9 @@ def main(argv: list[str] | None = None) -> int:
         for text, one in waiting.items():
             failure = one.exception()
             if failure is not None:
-                print(f"{workload.name:<20} {measure.reason(failure)}  {text}", flush=True)
+                print(
+                    f"{workload.name:<20} {type(failure).__name__}: {failure}  {text}", flush=True
+                )
                 continue
             median = timings[text].median
             rate = workload.least_bytes / median / 1e9

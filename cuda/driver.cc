@@ -43,6 +43,7 @@ Loaded Load() {
   JAXMAGMA_FIND(function_set_attribute, cuFuncSetAttribute);
   JAXMAGMA_FIND(copy_to_device, cuMemcpyHtoD);
   JAXMAGMA_FIND(copy_on_device, cuMemcpyDtoDAsync);
+  JAXMAGMA_FIND(most_blocks, cuOccupancyMaxActiveBlocksPerMultiprocessor);
   JAXMAGMA_FIND(launch, cuLaunchKernel);
 #undef JAXMAGMA_FIND
 #undef JAXMAGMA_QUOTE

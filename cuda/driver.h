@@ -26,6 +26,7 @@ struct Driver {
   decltype(&::cuFuncSetAttribute) function_set_attribute;
   decltype(&::cuMemcpyHtoD) copy_to_device;
   decltype(&::cuMemcpyDtoDAsync) copy_on_device;
+  decltype(&::cuOccupancyMaxActiveBlocksPerMultiprocessor) most_blocks;
   decltype(&::cuLaunchKernel) launch;
 
   std::string Why(CUresult result) const;

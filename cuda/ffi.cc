@@ -7,6 +7,7 @@
 
 #include "ffi.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <exception>
@@ -41,6 +42,7 @@ struct Loaded {
   CUfunction kernel = nullptr;
   CUfunction finish = nullptr;
   CUdeviceptr bank = 0;
+  int64_t most_blocks = std::numeric_limits<int64_t>::max();
 };
 
 constexpr int kMostDevices = 64;
@@ -54,7 +56,8 @@ struct State {
   std::vector<Copy> copies;
   int64_t threads = 0;
   int64_t shared_bytes = 0;
-  std::string bank;  // the bytes of constants, and zeros for what is copied
+  bool resident = false;  // no more blocks than a device has room for: they take turns
+  std::string bank;       // the bytes of constants, and zeros for what is copied
   std::string table;
 
   std::mutex mutex;
@@ -89,20 +92,22 @@ std::string Decode(const ffi::Dictionary& attributes, State& state) {
   auto threads = attributes.get<int64_t>("threads");
   auto elements = attributes.get<int64_t>("elements");
   auto shared = attributes.get<int64_t>("shared_bytes");
+  auto resident = attributes.get<bool>("resident");
   auto order = attributes.get<ffi::Span<const int64_t>>("order");
   auto pointers = attributes.get<ffi::Span<const int64_t>>("pointers");
   auto copies = attributes.get<ffi::Span<const int64_t>>("copies");
   auto sums = attributes.get<ffi::Span<const int64_t>>("sums");
   auto bank = attributes.get<ffi::Span<const uint8_t>>("bank");
   auto table = attributes.get<ffi::Span<const uint8_t>>("table");
-  if (!text || !name || !threads || !elements || !shared || !order || !pointers || !copies ||
-      !sums || !bank || !table) {
+  if (!text || !name || !threads || !elements || !shared || !resident || !order || !pointers ||
+      !copies || !sums || !bank || !table) {
     return "an attribute of the call is missing";
   }
   state.source = std::string(*text);
   state.name = std::string(*name);
   state.threads = *threads;
   state.shared_bytes = *shared;
+  state.resident = *resident;
   Signature& signature = state.signature;
   signature.elements = *elements;
   if (*threads < 1 || *elements < 1 || *shared < 0) return "a launch parameter is not positive";
@@ -213,6 +218,14 @@ std::string LoadOn(State& state, const Driver& driver, CUdevice device, bool reb
                                         static_cast<int>(state.shared_bytes)),
           "this GPU has too little shared memory for a block");
   }
+  if (state.resident && error.empty()) {
+    int multiprocessors = 0, blocks = 0;
+    driver.device_attribute(&multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
+    check(driver.most_blocks(&blocks, loaded.kernel, static_cast<int>(state.threads),
+                             static_cast<size_t>(state.shared_bytes)),
+          "occupancy");
+    loaded.most_blocks = std::max<int64_t>(1, int64_t{multiprocessors} * blocks);
+  }
   return error;
 }
 
@@ -300,6 +313,7 @@ ffi::Error DoExecute(State* state, int32_t ordinal, CUstream stream, ffi::Remain
     if (std::string error = Prepare(state->signature, arrays, launch); !error.empty()) {
       return state->Fail(error);
     }
+    launch.blocks = std::min(launch.blocks, loaded->most_blocks);
     if (launch.blocks == 0) return ffi::Error::Success();
     if (launch.blocks > std::numeric_limits<int32_t>::max())
       return state->Fail("too many elements");

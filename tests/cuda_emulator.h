@@ -22,7 +22,7 @@
 struct Index {
   unsigned x;
 };
-static Index threadIdx, blockIdx;
+static Index threadIdx, blockIdx, gridDim;
 alignas(16) static unsigned char memory[256 << 10];
 
 namespace emulator {
@@ -90,6 +90,7 @@ inline void MultiplyAdd(double (&c)[2], double a, double b) {
 inline void Launch(int64_t blocks, int64_t count, std::function<void()> kernel) {
   body = kernel;
   threads.resize(count);
+  gridDim.x = static_cast<unsigned>(blocks);
   for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
     std::memset(memory, 0xff, sizeof(memory));
     for (Thread& thread : threads) {

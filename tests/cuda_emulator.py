@@ -25,11 +25,14 @@ Array = np.ndarray[Any, Any]
 ROOT = Path(__file__).resolve().parent.parent
 
 _MAIN = """
+#include <algorithm>
+
 #include "launch.h"
 
 extern "C" const char* run(const int64_t* order, const int64_t* pointers, const int64_t* sums,
-                           int64_t elements, int64_t threads, void* const* data,
-                           const int64_t* const* dims, const int64_t* ranks, int64_t count) {
+                           int64_t elements, int64_t threads, int64_t resident,
+                           void* const* data, const int64_t* const* dims, const int64_t* ranks,
+                           int64_t count) {
   using namespace jaxmagma;
   Signature signature;
   signature.elements = elements;
@@ -50,6 +53,7 @@ extern "C" const char* run(const int64_t* order, const int64_t* pointers, const 
   static std::string error;
   error = Prepare(signature, arrays, launch);
   if (!error.empty()) return error.c_str();
+  if (resident) launch.blocks = std::min<int64_t>(launch.blocks, 2);
   void* const* p = launch.pointers.data();
   emulator::Launch(launch.blocks, threads, [&] { CALL });
   for (const auto& sum : signature.sums) {
@@ -126,6 +130,7 @@ def run(
         *(ctypes.c_void_p(x.ctypes.data) for x in lists),
         ctypes.c_int64(attributes["elements"]),
         ctypes.c_int64(attributes["threads"]),
+        ctypes.c_int64(attributes["resident"]),
         (ctypes.c_void_p * count)(*(x.ctypes.data for x in buffers)),
         (ctypes.c_void_p * count)(*(x.ctypes.data for x in dims)),
         ctypes.c_void_p(ranks.ctypes.data),

@@ -242,6 +242,8 @@ def test_rectangular_products(m: int, n: int, k: int) -> None:
         Parameters(quads=True, fibres=1, threads=64),
         Parameters(quads=True, fibres=4, elements=3, threads=32),
         Parameters(quads=True, threads=32, groups=2, slices=2),
+        Parameters(quads=True, ahead=True, fetch=2),
+        Parameters(quads=True, ahead=True, fetch=1, threads=32, groups=2, elements=3),
     ],
     ids=str,
 )
@@ -251,6 +253,17 @@ def test_parameters(parameters: Parameters, elements: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "elements"),
+    [(mass(2), 20_011), (mass(9), 1013), (chain(24), 4001), (gradient(chain(9)), 20_011)],
+    ids=str,
+)
+def test_operands_come_ahead(program: ElementProgram, elements: int) -> None:
+    """Blocks work through more elements than a GPU has room for at a time."""
+    for fetch in (1, 2):
+        check(program, elements, parameters=Parameters(quads=True, ahead=True, fetch=fetch))
+
+
 def test_more_values_than_31_bits_count() -> None:
     program = contraction("eij->eji", {"i": 2, "j": 4}, dtype="float32")
     elements = (1 << 28) + 3

@@ -418,10 +418,10 @@ def test_what_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "split_gemm" in split
     assert lowered(mass(6, sign=1), even_odd=True).source == split
     # Few operations for each value; and tensor cores, with halves that are no pieces of 8.
-    for program, options in ((chain(6, sign=1), {}), (mass(11, sign=1), {"quads": True})):
-        whole = lowered(program, even_odd=False, **options).source
-        assert lowered(program, **options).source == whole
-        assert lowered(program, even_odd=True, **options).source != whole
+    for program, quads in ((chain(6, sign=1), None), (mass(11, sign=1), True)):
+        whole = lowered(program, quads=quads, even_odd=False).source
+        assert lowered(program, quads=quads).source == whole
+        assert lowered(program, quads=quads, even_odd=True).source != whole
     assert lowered(mass(6, sign=-1), even_odd=True).source not in (plain, split)
     assert lowered(mass(6), even_odd=True).source == plain
     assert lowered(mass(6, sign=1, constant=False), even_odd=True).source == plain
@@ -477,6 +477,8 @@ def test_numbers_of_several_outputs(folder: Path) -> None:
         {"quads": True, "threads": 32, "groups": 2, "slices": 2, "padding": 0},
         {"quads": True, "fibres": 1},
         {"quads": True, "fibres": 3, "elements": 2, "threads": 64},
+        {"quads": True, "ahead": True, "fetch": 2},
+        {"quads": True, "ahead": True, "fetch": 1, "threads": 32, "groups": 2, "elements": 3},
     ],
     ids=str,
 )

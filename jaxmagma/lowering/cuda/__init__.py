@@ -281,6 +281,7 @@ def _attributes(source: Source) -> dict[str, Any]:
         "threads": block.threads * block.groups,
         "elements": block.elements * block.groups * block.slices,
         "shared_bytes": block.shared_bytes(),
+        "resident": block.strides,
         "order": _integers([kept, *order]),
         "pointers": _integers(pointers),
         "copies": _integers(copies),

@@ -74,7 +74,7 @@ CROWDED_MOVES = 100
 # which share what it has of a matrix; a warp that has them eight at a time does all of an element,
 # if it need not do so more often than this.
 FEW_VALUES = 10
-THREAD_REGISTERS = 45
+THREAD_REGISTERS = 43
 ALONE_REGISTERS = 59
 QUAD_LINES = 4
 FEW_OCTETS = 4
@@ -84,8 +84,8 @@ QUAD_FIBRES = 2
 # group alone, or for two and registers for both.
 QUAD_THREADS = 128
 QUAD_REGISTERS = 60
-# Symmetric matrices are multiplied half by half where so many multiply-adds for each value of memory
-# take time; by tensor cores if they are so large, since halves of fewer leave much of a piece empty.
+# Symmetric matrices are multiplied half by half where so many multiply-adds for each value of
+# memory take time; by tensor cores if they are so large: lesser halves leave much of a piece empty.
 MANY_PRODUCTS = 10
 SPLIT_BY_QUADS = 13
 # The copy engine brings operands, unless a warp reads them in so few steps, or a multiprocessor
@@ -124,6 +124,7 @@ class Parameters:
     fibres: int | None = None  # of four lanes at a time
     hold: bool | None = None  # matrices for tensor cores stay in registers
     fetch: int | None = None  # operands of quads that the copy engine brings to shared memory
+    ahead: bool | None = None  # while there is work on the elements before
     padding: int | None = None  # at most, of axes in shared memory, against bank conflicts
     in_place: bool | None = None  # tiles take the place of those that they are made from
     shared_bytes: int = SHARED_BYTES  # most shared memory for one block
@@ -373,7 +374,7 @@ class Block:
                     self._choose_threads(elements, threads)
                     fewest = self.elements == self.groups == 1
                     most = self.most_shared if fewest else self.parameters.shared_bytes
-                    alone = count and self._blocks() < FEWEST_GROUPS
+                    alone = count and not self.ahead and self._blocks() < FEWEST_GROUPS
                     if self.shared_bytes() <= most and not (
                         alone and self.parameters.fetch is None
                     ):
@@ -446,7 +447,7 @@ class Block:
         if slices is None:
             traced = any(not self.is_constant(x.tile) for x in self.pieces())
             slices = TRACED_SLICES if self._direct and traced else 1
-        self.slices = 1 if self.summed else slices
+        self.slices = 1 if self.summed or self.parameters.ahead else slices
 
     @property
     def alone(self) -> bool:
@@ -618,7 +619,19 @@ class Block:
         assembled = {stage.number for stage in self.stages if isinstance(stage, Assembly)}
         viewed = {x.tile for x in self.origins.values() if x.index is None}
         plain = sums | viewed | assembled
-        return Uses(self.plan, self.stages, maker, readers, self.origins, plain, set(fetched))
+        return Uses(
+            self.plan, self.stages, maker, readers, self.origins, plain, set(fetched), self.ahead
+        )
+
+    @property
+    def ahead(self) -> bool:
+        """Whether operands of the next elements are fetched during the work on these."""
+        return bool(self.parameters.ahead) and bool(self.fetched)
+
+    @property
+    def strides(self) -> bool:
+        """Whether there are as many groups as a GPU has room for, and take turns with elements."""
+        return self.ahead and not self.summed
 
     def made(self, stage: Stage) -> list[int]:
         if isinstance(stage, Accumulation):
@@ -733,7 +746,7 @@ class Block:
     @property
     def loops(self) -> bool:
         """Whether a group of threads works through several slices."""
-        return bool(self.summed) or self.slices > 1
+        return bool(self.summed) or self.slices > 1 or self.ahead
 
     def bank_uses(self) -> int:
         """How often a matrix in the constant bank is used."""

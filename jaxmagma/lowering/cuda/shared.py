@@ -41,7 +41,8 @@ class Uses:
 
     ``origins`` are of tiles whose values are part of others; ``plain`` tiles are read value by
     value in the order of memory, so that their axes have no padding.  Tiles that are ``fetched``
-    are copied as they are in memory, BEFORE the first stage.
+    are copied as they are in memory, BEFORE the first stage; or, if ``ahead``, those of the next
+    elements as soon as these have been read, so that their room is nobody else's.
     """
 
     plan: Plan
@@ -51,6 +52,7 @@ class Uses:
     origins: dict[int, Origin]
     plain: set[int]
     fetched: set[int]
+    ahead: bool
 
     @property
     def tiles(self) -> set[int]:
@@ -159,6 +161,8 @@ class Shared:
             layout = self._layout(room)
             first = min(self.uses.maker[tile] for tile in room.axes)
             last = max(max(self.uses.readers[tile]) for tile in room.axes)
+            if self.uses.ahead and self.uses.fetched & room.axes.keys():
+                last = len(self.uses.stages)
             whole = max(1, 16 // self.itemsize)
             size = -(-layout.element * self.elements // whole) * whole
             begin = 0

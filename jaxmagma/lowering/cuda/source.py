@@ -188,27 +188,18 @@ class Source:
         self._print_elements(text, batched)
         for x in pointers:
             if x.axes:
-                text(
-                    f"const auto {x.name} = [&](int e) {{ return {x.name}_ + "
-                    f"batch.offset<{batched.index(x)}, {x.size}>(slice.element(e)); }};"
-                )
+                self._print_pointer(text, x)
             elif not x.name.startswith("partial"):
                 text(f"const auto {x.name} = [&](int) {{ return {x.name}_; }};")
         read = {x for stage in self.block.stages for x in self.block.read(stage)}
         read |= {self.block.plan.results[out] for out in self.block.summed}
         for tile in sorted(read.intersection(self.block.tables())):
             text(f"const auto t{tile} = [&](int) {{ return table.t{tile}; }};")
-        for tile, offset in self.block.shared.offsets.items():
-            size = self.block.shared.layouts[tile].element
-            place = f"shared + {offset} + {size} * e"
-            if tile in self.block.fetched:
-                place = f"fetched({place}, g{tile}(e))"
-            text(f"const auto s{tile} = [&](int e) {{ return {place}; }};", self._shape(tile))
-        for number, tile in enumerate(self.block.fetched):
-            size = self.block.plan.tiles[tile].size
-            text(
-                f"fetch<kThreads, kElements, {size}>(thread, arrived[{number}], s{tile}, g{tile});"
-            )
+        for tile in self.block.shared.offsets:
+            self._print_place(text, tile)
+        if not self.block.ahead:
+            for tile in self.block.fetched:
+                self._print_fetch(text, tile)
         self._print_stages(text)
         if self.block.loops:
             text.indent -= 1
@@ -235,8 +226,15 @@ class Source:
     def _print_elements(self, text: "_Text", batched: list[Pointer]) -> None:
         """Which elements the group works on; opens the loop over slices, if there is one."""
         group = "blockIdx.x * kGroups + group" if self.block.groups > 1 else "blockIdx.x"
+        step = "kElements"
         if self.block.summed:
             text("const auto run = share<kElements>(batch, blockIdx.x);")
+        elif self.block.strides:
+            groups, step = "gridDim.x", "step"
+            if self.block.groups > 1:
+                group, groups = f"({group})", "kGroups * gridDim.x"
+            text(f"const Run run = {{static_cast<long long>(kElements) * {group}, batch.inner}};")
+            text(f"const long long step = static_cast<long long>(kElements) * {groups};")
         elif self.block.slices > 1:
             text(f"const auto run = jaxmagma::run<kElements * kSlices>(batch, {group});")
         else:
@@ -274,16 +272,62 @@ class Source:
             print_prefetch(names - soon, "slice")
             return
         print_prefetch(names - soon, f"{here}run.first{ahead}")
-        text("for (long long first = run.first; first < run.end; first += kElements) {")
+        if self.block.ahead:
+            self._print_fetches(text, self.block.fetched, "run.first")
+        text(f"for (long long first = run.first; first < run.end; first += {step}) {{")
         text.indent += 1
         if self._reread:
             text("const int again = static_cast<int>(first >> 62);", f"zero: {UNKNOWN_ZERO}")
         text(f"const auto slice = {here}first{ahead};")
-        print_prefetch(names, f"{here}first + kElements{ahead}")
+        self.next = f"first + {step}"
+        later = fetched if self.block.ahead else set()
+        print_prefetch(names - later, f"{here}{self.next}{ahead}")
+
+    def _print_pointer(self, text: "_Text", x: Pointer) -> None:
+        """Where the tiles of a batched array are in global memory."""
+        slot = [y for y in self.pointers if y.axes].index(x)
+        text(
+            f"const auto {x.name} = [&](int e) {{ return {x.name}_ + "
+            f"batch.offset<{slot}, {x.size}>(slice.element(e)); }};"
+        )
+
+    def _print_place(self, text: "_Text", tile: int) -> None:
+        """Where a tile is in shared memory."""
+        size = self.block.shared.layouts[tile].element
+        place = f"shared + {self.block.shared.offsets[tile]} + {size} * e"
+        if tile in self.block.fetched:
+            place = f"fetched({place}, g{tile}(e))"
+        text(f"const auto s{tile} = [&](int e) {{ return {place}; }};", self._shape(tile))
+
+    def _print_fetch(self, text: "_Text", tile: int) -> None:
+        number, size = self.block.fetched.index(tile), self.block.plan.tiles[tile].size
+        text(f"fetch<kThreads, kElements, {size}>(thread, arrived[{number}], s{tile}, g{tile});")
+
+    def _print_fetches(self, text: "_Text", tiles: Iterable[int], first: str) -> None:
+        """Brings operands of the elements from ``first`` on, if there are any."""
+        text(f"if ({first} < run.end) {{")
+        text.indent += 1
+        text(f"const auto slice = jaxmagma::slice<kElements>({first}, run.end);")
+        for tile in tiles:
+            self._print_pointer(text, next(x for x in self.pointers if x.name == f"g{tile}"))
+            self._print_place(text, tile)
+            self._print_fetch(text, tile)
+        text.indent -= 1
+        text("}")
 
     def _print_stages(self, text: "_Text") -> None:
         reads: set[int] = set()
         writes: set[int] = set()
+        waiting = list(self.block.fetched) if self.block.ahead else []
+
+        def print_barrier(position: int) -> None:
+            """What has been read by then may be replaced by what comes next."""
+            text("sync<kThreads>();")
+            gone = [x for x in waiting if max(self.block.uses.readers[x]) < position]
+            if gone:
+                self._print_fetches(text, gone, self.next)
+            waiting[:] = [x for x in waiting if x not in gone]
+
         for position, stage in enumerate(self.block.stages):
             text("")
             now_read = {
@@ -303,7 +347,7 @@ class Source:
             if self.block.shared.overlap(now_read, writes) or self.block.shared.overlap(
                 now_written, reads | writes
             ):
-                text("sync<kThreads>();")
+                print_barrier(position)
                 reads, writes = set(), set()
             reads |= now_read
             writes |= now_written
@@ -325,8 +369,8 @@ class Source:
         if self.block.fetched and self.block.loops:
             text("phase ^= 1;")
         if not self.block.summed:
-            if self.block.slices > 1 and self.block.shared.values:
-                text("sync<kThreads>();")
+            if self.block.loops and self.block.shared.values:
+                print_barrier(len(self.block.stages))
             return
         text("")
         sums = {self.block.plan.results[out] for out in self.block.summed}
@@ -338,7 +382,7 @@ class Source:
             tile = self.block.plan.results[out]
             text(f"reduce(sum{out}, thread, slice, {self._pointer(tile, len(self.block.stages))});")
         if self.block.shared.offsets:
-            text("sync<kThreads>();")
+            print_barrier(len(self.block.stages) + 1)
 
     @property
     def _reread(self) -> str:
