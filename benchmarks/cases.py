@@ -58,7 +58,7 @@ def bk(size: float) -> Iterator[Workload]:
 def symmetric(size: float) -> Iterator[Workload]:
     """Operators with the tables of finite elements, and with random ones of the same sizes.
 
-    ``JAXMAGMA_EVEN_ODD=on`` has the former multiplied by even and odd halves.
+    The former are multiplied by even and odd halves, except with ``JAXMAGMA_EVEN_ODD=off``.
     """
     for p in range(4, 16):  # below, halves are as many operations
         for kernel in (w.bk1, w.bk3, w.bk5):
