@@ -35,12 +35,27 @@ def assemble(values: jax.Array, places: Constant, axes: int, shape: tuple[int, .
     if 0 in values.shape or 0 in shape:
         return jnp.zeros(shape, values.dtype)
     values = values.reshape(*batch, places.array.size, *components)
-    for stage in assembly.stages(places, size):
-        tile = values.shape[axes:]
-        (values,) = apply(
-            assembly.program(stage.table, tile, axes, np.dtype(values.dtype)), values, stage.index
-        )
-    return values
+    found = assembly.assembly(places, size)
+    rest = values
+    for table in found.partial:
+        rest = _gathered_sum([rest], [table], axes)
+    if found.link is None:
+        return _gathered_sum([values], [found.table], axes)
+    return _gathered_sum([values, rest], [found.table, found.link], axes)
+
+
+def _gathered_sum(
+    vectors: Sequence[jax.Array], tables: Sequence[assembly.Table], axes: int
+) -> jax.Array:
+    program = assembly.program(
+        tuple(table.places for table in tables),
+        tuple(x.shape[axes:] for x in vectors),
+        axes,
+        np.dtype(vectors[0].dtype),
+    )
+    arguments = [x for pair in zip(vectors, tables, strict=True) for x in (pair[0], pair[1].index)]
+    (total,) = apply(program, *arguments)
+    return total
 
 
 program_p = Primitive("element_program")

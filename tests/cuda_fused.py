@@ -9,7 +9,7 @@ import numpy as np
 
 import jaxmagma as jm
 from fem_demo import basis
-from jaxmagma import reference
+from jaxmagma import assembly, reference
 from jaxmagma.builder import Builder
 from jaxmagma.functions import FUNCTIONS
 from jaxmagma.program import Constant, ElementProgram, Input, Output
@@ -130,11 +130,13 @@ def special(program: ElementProgram, extents: Sequence[int]) -> list[np.ndarray[
 
 
 def indexed(program: ElementProgram, elements: int, seed: int = 3) -> list[np.ndarray[Any, Any]]:
-    """Arguments of ``gathering``."""
+    """Arguments of ``gathering`` and ``assembling``: vectors, each with its indices."""
     rng = np.random.default_rng(seed)
-    vector, index = program.arguments
-    places = rng.integers(-1, vector.tile[0], (elements, *index.tile)).astype(np.int32)
-    return [rng.uniform(-1, 1, vector.tile).astype(vector.dtype), places]
+    arrays: list[np.ndarray[Any, Any]] = []
+    for vector, index in zip(program.arguments[::2], program.arguments[1::2], strict=True):
+        places = rng.integers(-1, vector.tile[0], (elements, *index.tile)).astype(np.int32)
+        arrays += [rng.uniform(-1, 1, vector.tile).astype(vector.dtype), places]
+    return arrays
 
 
 def assert_same(
@@ -184,6 +186,21 @@ def gathering(components: int, size: int, elements: int, dtype: Any = "float64")
     one = builder.index(u, 2, components - 1)
     twice = builder.map("mul", one, one)
     return builder.build([Output(made, (0,)), Output(twice, (0,)), Output(u, (0,))]).program
+
+
+def assembling(
+    components: int, widths: Sequence[int], elements: int, dtype: Any = "float64"
+) -> ElementProgram:
+    """One step of an assembly: sums over the rows of one table or two."""
+    rng = np.random.default_rng(8)
+    sizes = (500, 50)[: len(widths)]
+    shapes = [(elements, width)[: 1 + (width > 1)] for width in widths]
+    tables = tuple(
+        Constant(rng.integers(-1, size, shape).astype(np.int32))
+        for size, shape in zip(sizes, shapes, strict=True)
+    )
+    tiles = tuple((size, *[components][: components > 1]) for size in sizes)
+    return assembly.program(tables, tiles, 0, np.dtype(dtype))
 
 
 def gathered_symmetric(sign: int, size: int, elements: int) -> ElementProgram:

@@ -334,6 +334,14 @@ def test_gather(components: int) -> None:
     cuda_fused.assert_same(program, arrays, run(program, (ELEMENTS,), arrays))
 
 
+@pytest.mark.parametrize("widths", [(8,), (2, 1), (1, 1), (16, 3)])
+@pytest.mark.parametrize("components", [1, 3])
+def test_assembly(components: int, widths: tuple[int, ...]) -> None:
+    program = cuda_fused.assembling(components, widths, ELEMENTS)
+    arrays = cuda_fused.indexed(program, ELEMENTS)
+    cuda_fused.assert_same(program, arrays, run(program, (ELEMENTS,), arrays))
+
+
 # ---- NaN and infinity ------------------------------------------------------------------------
 
 

@@ -60,6 +60,8 @@ UNSPILLED: dict[str, ElementProgram] = {
     **{f"gradient of mass p={p}": gradient(mass(p, constant=False)) for p in range(1, 9)},
     "rectangular product": product(7, 9, 13),
     "product, float32": product(12, 12, 12, dtype="float32"),
+    "assembly": cuda_fused.assembling(3, (16, 3), 100),
+    "narrow assembly": cuda_fused.assembling(1, (2, 1), 100),
 }
 SYMMETRIC: dict[str, ElementProgram] = {
     **{f"mass p={p}": mass(p, sign=1) for p in (4, 5, 6, 7, 8, 9, 11, 12, 13, 14, 15)},
@@ -607,6 +609,20 @@ def test_numbers_of_gathered_vectors(components: int, quads: bool, folder: Path,
     program = cuda_fused.gathering(components, 50, 13)
     arrays = cuda_fused.indexed(program, 13)
     kernel = lowered(program, (13,), quads=quads)
+    got = cuda_emulator.run(kernel, program, arrays, folder)
+    cuda_fused.assert_same(program, arrays, got)
+
+
+@pytest.mark.parametrize("widths", [(8,), (2, 1), (1, 1), (16, 3)])
+@pytest.mark.parametrize("components", [1, 3])
+def test_numbers_of_assembly(
+    components: int, widths: tuple[int, ...], folder: Path, x64: None
+) -> None:
+    program = cuda_fused.assembling(components, widths, 143)
+    arrays = cuda_fused.indexed(program, 143)
+    kernel = lowered(program, (143,))
+    if widths[-1] == 1:
+        assert "1 sweeps" in kernel.source  # the link's value stays in a register
     got = cuda_emulator.run(kernel, program, arrays, folder)
     cuda_fused.assert_same(program, arrays, got)
 

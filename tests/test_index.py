@@ -1,6 +1,7 @@
 """Global vectors: ``jm.gather`` and ``jm.scatter_add``, and how contributions are added up."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from tests.einsums import assert_close, normal
 
 GetKey = Callable[[], jax.Array]
 Function = Callable[..., Any]
+Array = np.ndarray[Any, Any]
 
 # Seven line elements of three dofs; neighbours share one.
 DOFS = 2 * np.arange(7)[:, None] + np.arange(3)
@@ -190,22 +192,136 @@ def test_bits_are_the_same_every_time(getkey: GetKey) -> None:
     np.testing.assert_array_equal(other, first)
 
 
-@given(st.data())
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tables as narrow as those of the longest vectors."""
+    assembly.assembly.cache_clear()
+    monkeypatch.setattr(assembly, "_LAUNCH", 0)
+    yield
+    assembly.assembly.cache_clear()
+
+
+@pytest.mark.parametrize("launch", [0, 200, 12_000_000])
+@given(data=st.data())
 @settings(max_examples=30)
-def test_stages_add_each_value_once(data: st.DataObject) -> None:
-    size = data.draw(st.integers(1, 5))
-    count = data.draw(st.integers(1, 60))
-    at = data.draw(st.lists(st.integers(0, size - 1), min_size=count, max_size=count))
-    values = np.random.default_rng(0).integers(-9, 9, count).astype(float)
-    expected = np.bincount(at, values, size)
-    found = values
-    for stage in assembly.stages(Constant(np.asarray(at, np.int32)), size):
-        table = stage.table.array
-        assert table.shape[1] <= 16
-        used = table[table >= 0]
-        assert len(set(used.tolist())) == used.size == found.size
-        found = np.where(table >= 0, found[table], 0).sum(1)
+def test_each_value_is_added_once(launch: int, data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, 9))
+    count = data.draw(st.integers(1, 600))
+    share = data.draw(st.floats(0, 1))
+    random = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    at = np.where(random.random(count) < share, 0, random.integers(0, size, count))
+    values = random.integers(0, 2**40, count)
+
+    def summed(vector: Any, table: assembly.Table) -> Any:
+        places = table.places.array.reshape(len(table.places.array), -1)
+        assert places.shape[1] <= 16
+        np.testing.assert_array_equal(places, np.reshape(table.index, places.shape))
+        return np.where(places >= 0, vector[places], 0).sum(1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assembly, "_LAUNCH", launch)
+        made = assembly.assembly.__wrapped__(Constant(at.astype(np.int32)), size)
+    found = summed(values, made.table)
+    if made.link is not None:
+        found = found + summed(functools.reduce(summed, made.partial, values), made.link)
+    expected = np.zeros(size, int)
+    np.add.at(expected, at, values)
     np.testing.assert_array_equal(found, expected)
+
+
+def box(p: int, cells: int) -> Array:
+    """The nodes of hexahedra of order ``p``, ``cells`` along each edge of a cube."""
+    along = np.arange(cells)[:, None] * p + np.arange(p + 1)
+    x, y, z = (along[c.ravel()] for c in np.meshgrid(*[np.arange(cells)] * 3, indexing="ij"))
+    nodes = cells * p + 1
+    return (x[:, :, None, None] * nodes + y[:, None, :, None]) * nodes + z[:, None, None, :]
+
+
+@pytest.mark.parametrize(("p", "width"), [(1, 8), (2, 8), (3, 4), (4, 4), (5, 2), (6, 2), (8, 2)])
+def test_widths_of_hexahedra(p: int, width: int, narrow: None) -> None:
+    dofs = box(p, 48 // p)
+    places = Constant(dofs.astype(np.int32))
+    made = assembly.assembly(places, int(dofs.max()) + 1)
+    assert made.table.places.array.shape[1] == width
+    assert [x.places.array.shape[1] for x in made.partial] == [8 - width] * (width < 8)
+
+
+def test_short_vectors_have_one_table() -> None:
+    made = assembly.assembly(Constant(box(6, 3).astype(np.int32)), 19**3)
+    assert made.table.places.array.shape[1] == 8
+    assert made.link is None
+
+
+# Each of 30 entries has from none to five contributions; entry 3 has 40 more, and entry 7 has 300.
+RANDOM = np.random.default_rng(0)
+UNEVEN = np.r_[RANDOM.integers(0, 30, 60), np.full(40, 3), np.full(300, 7)]
+UNEVEN = RANDOM.permutation(np.where(UNEVEN == 11, 12, UNEVEN)).reshape(100, 4)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex128", "complex64", "int32"])
+@pytest.mark.parametrize("components", [(), (2,), (3, 2)])
+def test_uneven_sums(components: tuple[int, ...], dtype: str, narrow: None, getkey: GetKey) -> None:
+    values = normal(getkey(), (*UNEVEN.shape, *components), dtype)
+    made = assembly.assembly(Constant(UNEVEN.astype(np.int32)), 30)
+    assert len(made.partial) == 3
+    add = jm.fuse(lambda x: 2 * x, out_axes=jm.scatter_add(UNEVEN, 30))
+    wide = "int64" if dtype == "int32" else np.result_type(dtype, np.longdouble)
+    expected = np.zeros((30, *components), wide)
+    np.add.at(expected, UNEVEN, 2 * np.asarray(values).astype(wide))
+    found = jax.jit(add)(values)
+    assert found.dtype == values.dtype
+    assert not np.any(found[11])
+    bound = 0.0 if dtype == "int32" else 30 * np.finfo(dtype).eps
+    np.testing.assert_allclose(found, expected, rtol=0, atol=bound * np.abs(expected).max())
+    np.testing.assert_array_equal(jax.jit(lambda x: (add(x), jnp.sum(x)))(values)[0], found)
+
+
+def energy(function: Function) -> Function:
+    return lambda v, s: jnp.sum(jnp.sin(function(v, s)))
+
+
+def gradient(function: Function) -> Function:
+    return jax.grad(energy(function), (0, 1))
+
+
+def tangent(function: Function) -> Function:
+    return lambda v, s: jax.jvp(function, (v, s), (jnp.cos(v), jnp.sin(s)))
+
+
+DERIVED: dict[str, Function] = {
+    "jvp": tangent,
+    "gradient": gradient,
+    "jvp of gradient": lambda f: tangent(gradient(f)),
+    "gradient of jvp": lambda f: gradient(lambda v, s: tangent(f)(v, s)[1]),
+    "hessian": lambda f: jax.hessian(energy(f), (0, 1)),
+    "vmap": lambda f: lambda v, s: jax.vmap(f, (None, 1), 2)(v, jnp.stack([s, 2 * s, s * s], 1)),
+    "vmap of gradient": lambda f: (
+        lambda v, s: jax.vmap(gradient(f), (0, None))(jnp.stack([v, 2 * v]), s)
+    ),
+    "gradient of vmap": lambda f: gradient(jax.vmap(f, (0, None))),
+    "vmap of a branch": lambda f: (
+        lambda v, s: jax.vmap(lambda x: jax.lax.cond(x[0] > 0, lambda: f(v * x[0], s), lambda: v))(
+            v
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_derivatives_of_uneven_sums(name: str, narrow: None, getkey: GetKey) -> None:
+    def element(u: jax.Array, s: jax.Array) -> jax.Array:
+        return jnp.sin(u) * s
+
+    def plain(v: jax.Array, s: jax.Array) -> jax.Array:
+        values = jax.vmap(element)(v[UNEVEN], s)
+        return jnp.zeros((30, 2)).at[UNEVEN].add(values)
+
+    fused = jm.fuse(element, (jm.gather(UNEVEN), 0), jm.scatter_add(UNEVEN, 30))
+    v, s = normal(getkey(), (30, 2)), normal(getkey(), (100, 4, 2))
+    if name == "gradient of vmap":
+        v = jnp.stack([v, 2 * v])
+    found, expected = (jax.jit(DERIVED[name](f))(v, s) for f in (fused, plain))
+    assert_close(found, expected)
 
 
 def test_no_elements() -> None:
