@@ -50,6 +50,12 @@ class Assembly:
     partial: tuple[Table, ...] = ()
     link: Table | None = None
 
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """All of them, in the order in which they are read."""
+        last = (self.table,) if self.link is None else (self.table, self.link)
+        return self.partial + last
+
 
 @functools.lru_cache(maxsize=256)
 def assembly(places: Constant, size: int) -> Assembly:
@@ -74,6 +80,12 @@ def assembly(places: Constant, size: int) -> Assembly:
         # Another round makes them fewer: the link has a column for each, in a row of every entry.
         if most <= _WIDEST and size * (most - 1) * _INDEX <= _LAUNCH:
             return Assembly(table, tuple(partial), _table(rest, _ranks(rest), size))
+
+
+@functools.lru_cache(maxsize=256)
+def flat(places: Constant) -> Table:
+    """The table of the transpose: a value's cotangent is that of the entry it was added to."""
+    return _on_device(places.array.reshape(-1))
 
 
 def _width(valence: np.ndarray, ranks: np.ndarray) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Primitive
+from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir, xla
 
 from jaxmagma import assembly, calculus, partition, reference
@@ -34,33 +34,16 @@ def assemble(values: jax.Array, places: Constant, axes: int, shape: tuple[int, .
     values = jnp.broadcast_to(values, (*batch, *places.array.shape, *components))
     if 0 in values.shape or 0 in shape:
         return jnp.zeros(shape, values.dtype)
-    values = values.reshape(*batch, places.array.size, *components)
-    found = assembly.assembly(places, size)
-    rest = values
-    for table in found.partial:
-        rest = _gathered_sum([rest], [table], axes)
-    if found.link is None:
-        return _gathered_sum([values], [found.table], axes)
-    return _gathered_sum([values, rest], [found.table, found.link], axes)
-
-
-def _gathered_sum(
-    vectors: Sequence[jax.Array], tables: Sequence[assembly.Table], axes: int
-) -> jax.Array:
-    program = assembly.program(
-        tuple(table.places for table in tables),
-        tuple(x.shape[axes:] for x in vectors),
-        axes,
-        np.dtype(vectors[0].dtype),
-    )
-    arguments = [x for pair in zip(vectors, tables, strict=True) for x in (pair[0], pair[1].index)]
-    (total,) = apply(program, *arguments)
-    return total
+    return _assemble(values.reshape(*batch, places.array.size, *components), places, axes, size)
 
 
 program_p = Primitive("element_program")
 program_p.multiple_results = True
 program_p.def_impl(functools.partial(xla.apply_primitive, program_p))
+
+# Several programs, whose transpose is only one.
+assemble_p = Primitive("assemble")
+assemble_p.def_impl(functools.partial(xla.apply_primitive, assemble_p))
 
 kernel_p = Primitive("element_kernel")
 kernel_p.multiple_results = True
@@ -188,6 +171,104 @@ def _batch(
 
 
 batching.primitive_batchers[program_p] = _batch
+
+
+# ---- Assembly --------------------------------------------------------------------------------
+# A few programs, one after the other, that each read a part of the values.  Their transposes would
+# each write all of them, most as zeros, for somebody to add up; together they are one gather.
+
+
+def _assemble(values: jax.Array, places: Constant, axes: int, size: int) -> jax.Array:
+    """The same of values with one axis for all elements: ``(*batch, places.array.size, ...)``."""
+    indices = [table.index for table in assembly.assembly(places, size).tables]
+    operands = partition.common_variance([values, *indices])
+    avals = tuple(jax.typeof(x) for x in operands)
+    programs = _programs(places, axes, size, avals, jax.sharding.get_abstract_mesh())
+    return assemble_p.bind(*operands, programs=programs, places=places, axes=axes, size=size)
+
+
+@functools.lru_cache(maxsize=4096)
+def _programs(places: Constant, axes: int, size: int, avals: tuple[Any, ...], mesh: Any) -> Any:
+    """The jaxpr of an assembly: all of its programs, each applied to what it reads."""
+    made = assembly.assembly(places, size)
+
+    def add(values: jax.Array, *indices: jax.Array) -> jax.Array:
+        reading = list(zip(made.tables, indices, strict=True))
+        rest = values
+        for table, index in reading[: len(made.partial)]:
+            rest = _gathered_sum([(rest, table, index)], axes)
+        vectors = [values] if made.link is None else [values, rest]
+        last = zip(vectors, reading[len(made.partial) :], strict=True)
+        return _gathered_sum([(vector, *read) for vector, read in last], axes)
+
+    return jax.make_jaxpr(add)(*avals)
+
+
+def _gathered_sum(
+    terms: Sequence[tuple[jax.Array, assembly.Table, jax.Array]], axes: int
+) -> jax.Array:
+    """The sum over vectors, each with a table and its index, of what the table's rows gather."""
+    program = assembly.program(
+        tuple(table.places for _, table, _ in terms),
+        tuple(vector.shape[axes:] for vector, _, _ in terms),
+        axes,
+        np.dtype(terms[0][0].dtype),
+    )
+    (total,) = apply(program, *(x for vector, _, index in terms for x in (vector, index)))
+    return total
+
+
+def _assemble_abstractly(*avals: Any, programs: Any, **parameters: Any) -> Any:
+    return programs.out_avals[0]
+
+
+def _assemble_jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], **parameters: Any
+) -> tuple[Any, Any]:
+    total = assemble_p.bind(*primals, **parameters)
+    if isinstance(tangents[0], ad.Zero):
+        return total, ad.Zero(jax.typeof(total).to_tangent_aval())
+    return total, assemble_p.bind(tangents[0], *primals[1:], **parameters)
+
+
+def _assemble_transpose(
+    cotangent: Any, values: Any, *indices: Any, places: Constant, axes: int, **parameters: Any
+) -> list[Any]:
+    if isinstance(cotangent, ad.Zero):
+        return [ad.Zero(values.aval), *(None for _ in indices)]
+    table = assembly.flat(places)
+    return [_gathered_sum([(cotangent, table, table.index)], axes), *(None for _ in indices)]
+
+
+def _assemble_batch(
+    arguments: Sequence[Any],
+    dims: Sequence[int | None],
+    *,
+    places: Constant,
+    axes: int,
+    size: int,
+    **parameters: Any,
+) -> tuple[Any, int | None]:
+    # The indices are what they are for every vector, even where a branch has made copies of them.
+    values, dim = arguments[0], dims[0]
+    if dim is None:
+        return _assemble(values, places, axes, size), None
+    if dim > axes:
+        values, dim = jnp.moveaxis(values, dim, 0), 0
+    return _assemble(values, places, axes + 1, size), dim
+
+
+def _assemble_programs(*arguments: Any, programs: Any, **parameters: Any) -> Any:
+    (total,) = jaxpr_as_fun(programs)(*arguments)
+    return total
+
+
+assemble_p.def_abstract_eval(_assemble_abstractly)
+ad.primitive_jvps[assemble_p] = _assemble_jvp
+ad.primitive_transposes[assemble_p] = _assemble_transpose
+batching.primitive_batchers[assemble_p] = _assemble_batch
+mlir.register_lowering(assemble_p, mlir.lower_fun(_assemble_programs, multiple_results=False))
+partition.lowers_with_devices(assemble_p)
 
 
 # ---- Lowering --------------------------------------------------------------------------------
