@@ -334,7 +334,7 @@ def test_gather(components: int) -> None:
     cuda_fused.assert_same(program, arrays, run(program, (ELEMENTS,), arrays))
 
 
-@pytest.mark.parametrize("widths", [(8,), (2, 1), (1, 1), (16, 3)])
+@pytest.mark.parametrize("widths", [(8,), (1,), (2, 1), (1, 1), (16, 3)])
 @pytest.mark.parametrize("components", [1, 3])
 def test_assembly(components: int, widths: tuple[int, ...]) -> None:
     program = cuda_fused.assembling(components, widths, ELEMENTS)

@@ -613,7 +613,7 @@ def test_numbers_of_gathered_vectors(components: int, quads: bool, folder: Path,
     cuda_fused.assert_same(program, arrays, got)
 
 
-@pytest.mark.parametrize("widths", [(8,), (2, 1), (1, 1), (16, 3)])
+@pytest.mark.parametrize("widths", [(8,), (1,), (2, 1), (1, 1), (16, 3)])
 @pytest.mark.parametrize("components", [1, 3])
 def test_numbers_of_assembly(
     components: int, widths: tuple[int, ...], folder: Path, x64: None

@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jaxmagma as jm
 from jaxmagma import assembly
-from jaxmagma.program import Constant
+from jaxmagma.program import Constant, Gather
 from tests.einsums import assert_close, normal
+from tests.jaxprs import programs
 
 
 GetKey = Callable[[], jax.Array]
@@ -322,6 +325,26 @@ def test_derivatives_of_uneven_sums(name: str, narrow: None, getkey: GetKey) -> 
         v = jnp.stack([v, 2 * v])
     found, expected = (jax.jit(DERIVED[name](f))(v, s) for f in (fused, plain))
     assert_close(found, expected)
+
+
+def test_the_way_back_is_one_gather(narrow: None, getkey: GetKey) -> None:
+    add = jm.scatter_add(UNEVEN, 30)
+    _, transpose = jax.vjp(add, normal(getkey(), (*UNEVEN.shape, 2)))
+    (program,) = programs(transpose, jnp.ones((30, 2)))
+    assert [type(x) for x in program.operations] == [Gather]
+
+
+def test_uneven_sums_on_several_devices(narrow: None, getkey: GetKey) -> None:
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
+    fused = jm.fuse(lambda u, s: jnp.sin(u) * s, (jm.gather(UNEVEN), 0), jm.scatter_add(UNEVEN, 30))
+    v, s = normal(getkey(), (4, 30)), normal(getkey(), (100, 4))
+    expected = jax.jit(gradient(fused))(v[0], s)
+    cut = jax.device_put(s, NamedSharding(mesh, P("d")))
+    assert_close(jax.jit(gradient(fused))(v[0], cut), expected)
+
+    several = jax.vmap(fused, (0, None))
+    mapped = jax.shard_map(several, mesh=mesh, in_specs=(P("d"), P()), out_specs=P("d"))
+    assert_close(jax.jit(gradient(mapped))(v, s), jax.jit(gradient(several))(v, s))
 
 
 def test_no_elements() -> None:
