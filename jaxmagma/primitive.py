@@ -3,7 +3,8 @@
 Two layers.  ``program_p`` carries the calculus: JVP, transpose and batching each make another
 program (see :mod:`jaxmagma.calculus`).  Its lowering asks the platform's backend for a kernel and,
 where it declines, is the program in plain JAX.  ``kernel_p`` stands for that kernel on one device,
-below the partitioning; nothing differentiates or batches it.
+below the partitioning; nothing differentiates or batches it.  ``assemble_p`` stands for a few
+programs that have one transpose together.
 """
 
 import functools
@@ -41,7 +42,6 @@ program_p = Primitive("element_program")
 program_p.multiple_results = True
 program_p.def_impl(functools.partial(xla.apply_primitive, program_p))
 
-# Several programs, whose transpose is only one.
 assemble_p = Primitive("assemble")
 assemble_p.def_impl(functools.partial(xla.apply_primitive, assemble_p))
 
