@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmagma import native
+from jaxmagma import assembly, native
 from jaxmagma.builder import Builder
 from jaxmagma.functions import FUNCTIONS
 from jaxmagma.fuse import fuse
@@ -560,6 +560,27 @@ def test_gathers(batched: bool, components: tuple[int, ...], dtype: str) -> None
     # An index that points outside reads nothing there.
     wrong = np.full((37, 4), np.iinfo(np.int32).max, np.int32)
     np.testing.assert_array_equal(np.asarray(call(program, x, wrong)[0]), 0)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex128"])
+@pytest.mark.parametrize("components", [(), (3,)])
+@pytest.mark.parametrize("axes", [0, 1])
+@pytest.mark.parametrize("widths", [(8,), (1,), (2, 1), (16, 3)])
+def test_assembly(
+    widths: tuple[int, ...], axes: int, components: tuple[int, ...], dtype: str
+) -> None:
+    """Steps of an assembly: of one table or two, a column or more."""
+    rng = np.random.default_rng(0)
+    shapes = [(37, width) if width > 1 else (37,) for width in widths]
+    vectors = [(50, *components), (20, *components)][: len(shapes)]
+    indices = [
+        rng.integers(-1, size, shape).astype(np.int32)
+        for (size, *_), shape in zip(vectors, shapes, strict=True)
+    ]
+    tables = tuple(Constant(x) for x in indices)
+    program = assembly.program(tables, tuple(vectors), axes, np.dtype(dtype))
+    values = [random(rng, (*(2,) * axes, *vector), dtype) for vector in vectors]
+    check_program(program, *(x for pair in zip(values, indices, strict=True) for x in pair))
 
 
 def corner_force(jacobian: jax.Array, gradient: jax.Array, weights: jax.Array) -> jax.Array:
