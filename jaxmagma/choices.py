@@ -87,8 +87,18 @@ def key(program: ElementProgram, *, constant: bool = False) -> str:
     A new field of a program or of an operation changes all names: what is known by the old ones is
     not found any more.
     """
-    text = json.dumps(_structure(program, constant), separators=(",", ":"))
+    text = json.dumps(_structure(_of_any_length(program), constant), separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def _of_any_length(program: ElementProgram) -> ElementProgram:
+    """The program without the lengths of the vectors it gathers from: as long as they like."""
+    vectors = {x.vector for x in program.operations if isinstance(x, Gather)}
+    inputs = (
+        dataclasses.replace(x, tile=(0, *x.tile[1:])) if n in vectors else x
+        for n, x in enumerate(program.inputs)
+    )
+    return dataclasses.replace(program, inputs=tuple(inputs))
 
 
 def _structure(x: Any, constant: bool) -> Any:

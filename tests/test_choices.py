@@ -76,8 +76,9 @@ def test_everything_else_does() -> None:
 
 
 def test_elements_of_an_index_do_not_matter() -> None:
-    some, many = (cuda_fused.gathering(1, 50, n) for n in (13, 29))
-    assert choices.key(some) == choices.key(many)
+    some, many, long = (cuda_fused.gathering(1, *x) for x in ((50, 13), (50, 29), (70, 13)))
+    assert choices.key(some) == choices.key(many) == choices.key(long)
+    assert choices.key(some) != choices.key(cuda_fused.gathering(2, 50, 13))
 
 
 def test_names_are_the_same_in_every_process() -> None:

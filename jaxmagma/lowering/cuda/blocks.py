@@ -67,6 +67,7 @@ ENOUGH_THREADS = 512
 BUSY_THREADS = 384
 CROWDED_REGISTERS = 45
 SEVERAL_MOVES = 8
+LIGHT_REGISTERS = 42
 CROWDED_MOVES = 100
 
 # Tensor cores take fibres of so many values or more, if a thread would need more registers than
@@ -103,7 +104,7 @@ WIDE = 15
 # GPUs without a copy engine.
 WITHOUT_ENGINE = ("sm_80", "sm_86", "sm_87", "sm_89")
 # Matrices stay in registers, if they take no more than this; less for each fibre more of a quad.
-HELD_REGISTERS = 140
+HELD_REGISTERS = 150
 ANOTHER_FIBRE = 20
 
 # Rows of an output that are so long go through shared memory, to be written side by side.
@@ -407,10 +408,13 @@ class Block:
         if self.min_blocks is None:
             # For sweeps it pays to let the compiler take the registers it likes, unless they are so
             # many that too few threads are left; for gemms, of which a thread has blocks, not.
-            crowded = not self.quads and any(self._crowded(stage) for stage in self.stages)
-            few = min(3, max(1, round(BUSY_THREADS / self.threads))) if crowded else 1
-            if self.quads and not self.alone:
-                few = min(self._blocks(), self._enough_blocks())
+            few = 1
+            if self.quads:
+                few = 1 if self.alone else min(self._blocks(), self._enough_blocks())
+            elif any(self._crowded(stage) for stage in self.stages):
+                few = min(3, max(1, round(BUSY_THREADS / self.threads)))
+            elif self._wants_all_threads():
+                few = min(self._blocks(), MAX_THREADS // self.threads)
             if self.accumulations:
                 # Sums leave the compiler no registers to keep what it could as well read again.
                 sweeps = (x for x in self.stages if isinstance(x, Sweep))
@@ -427,6 +431,17 @@ class Block:
         sweeps = [x for x in self.stages if isinstance(x, Sweep) and x.lanes > 1]
         light = all(live_registers(self.plan, x, self.halves) <= QUAD_REGISTERS for x in sweeps)
         return self._blocks() == 1 or (self._blocks() == 2 and light)
+
+    def _wants_all_threads(self) -> bool:
+        """Whether threads have little each, but a compiler would have them load many points ahead.
+
+        Then more of them hide more of the time that loads take.
+        """
+        sweeps = [stage for stage in self.stages if isinstance(stage, Sweep)]
+        fibres = max((x.count for x in sweeps if not x.single), default=0)
+        light = all(live_registers(self.plan, x, self.halves) <= LIGHT_REGISTERS for x in sweeps)
+        points = [x.count for x in sweeps if x.single and not self._copies(x)]
+        return light and any(count >= 4 * fibres > 0 for count in points)
 
     def _crowded(self, stage: Stage) -> bool:
         """Whether a thread would take more registers than leave room for enough threads."""
@@ -474,7 +489,7 @@ class Block:
 
     def _enough_blocks(self) -> int:
         """So many that more would not have the registers that quads need."""
-        return max(1, BUSY_THREADS // (self.threads * self.groups))
+        return max(1, round(BUSY_THREADS / (self.threads * self.groups)))
 
     def _place_tiles(self) -> None:
         """Finds room for tiles: those that take each other's place where it is short."""
