@@ -19,7 +19,7 @@ import pytest
 import jaxmagma as jm
 from jaxmagma import native
 from jaxmagma.lowering.cuda import lower
-from jaxmagma.lowering.cuda.blocks import Parameters
+from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.kernel import Kernel
 from jaxmagma.plan import plan
 from jaxmagma.program import ElementProgram

@@ -21,7 +21,7 @@ from fem_demo import basis
 from jaxmagma.builder import Builder
 from jaxmagma.calculus import transpose
 from jaxmagma.lowering.cuda import lower
-from jaxmagma.lowering.cuda.blocks import Parameters
+from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.plan import plan
 from jaxmagma.program import Constant, ElementProgram, Input, Output

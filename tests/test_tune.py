@@ -22,7 +22,7 @@ import jaxmagma as jm
 from benchmarks import workloads
 from jaxmagma import choices, lowering
 from jaxmagma.choices import MODEL, PLAIN, Choice
-from jaxmagma.lowering.cuda.blocks import Parameters
+from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.program import ElementProgram
 from jaxmagma.tune import regret, rules, suite, tuner

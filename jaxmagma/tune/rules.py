@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxmagma.choices import Choice
-from jaxmagma.lowering.cuda.blocks import (
+from jaxmagma.lowering.cuda.parameters import (
     CONSTANT_BYTES,
     LEAST_SHARED_BYTES,
     MAX_THREADS,

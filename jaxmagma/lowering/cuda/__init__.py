@@ -14,7 +14,8 @@ builds the executable. The device functions it calls are the headers in ``cuda/`
   adds the partial sums in a fixed order. A sum of products of two tiles is one long product (see
   ``accumulations``).
 
-How blocks of threads are chosen is in ``blocks``, how the source is printed in ``source``.
+What a block of threads does is in ``blocks``, how its sizes are chosen in ``model``, how the source
+is printed in ``source``.
 """
 
 import hashlib
@@ -29,9 +30,11 @@ import numpy as np
 from jaxmagma import functions
 from jaxmagma.builder import places
 from jaxmagma.functions import COMPLEX_FUNCTIONS
-from jaxmagma.lowering.cuda.blocks import TYPES, Block, Parameters
+from jaxmagma.lowering.cuda.blocks import TYPES, Block
 from jaxmagma.lowering.cuda.functors import FUNCTORS
 from jaxmagma.lowering.cuda.gemms import LARGEST_BLOCK
+from jaxmagma.lowering.cuda.model import busy, choose
+from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.cuda.source import Source
 from jaxmagma.lowering.cuda.sources import resolvable, with_joined_places
 from jaxmagma.lowering.cuda.sums import spread
@@ -66,10 +69,9 @@ def lower(
         return compiled
     given = parameters or Parameters()
     joined = with_joined_places(_constants_folded(plan))
-    block = Block(resolvable(spread(joined, LARGEST_BLOCK, given.accumulate)), given)
-    reason = block.choose()
-    if reason is not None:
-        return Declined(reason)
+    block = choose(resolvable(spread(joined, LARGEST_BLOCK, given.accumulate)), given)
+    if isinstance(block, str):
+        return Declined(block)
     source = Source(block)
     return Kernel(
         TARGET,
@@ -77,7 +79,7 @@ def lower(
         _workspace(block, extents),
         block.describe(),
         source.text,
-        block.busy(),
+        busy(block),
     )
 
 

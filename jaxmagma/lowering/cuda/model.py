@@ -1,0 +1,374 @@
+"""What blocks of threads are chosen, where their parameters leave it open.
+
+The rules and numbers here were found by timing (``python -m benchmarks.variants``), on an H200.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from jaxmagma import parity
+from jaxmagma.choices import architecture
+from jaxmagma.lowering.cuda.accumulations import SHARED_REGISTERS
+from jaxmagma.lowering.cuda.blocks import FEW_OCTETS, QUAD_FIBRES, Block
+from jaxmagma.lowering.cuda.gemms import blocking_of
+from jaxmagma.lowering.cuda.parameters import (
+    LEAST_SHARED_BYTES,
+    MAX_THREADS,
+    MOST_SHARED_BYTES,
+    MULTIPROCESSOR_BYTES,
+    RESERVED_BYTES,
+    Parameters,
+)
+from jaxmagma.lowering.cuda.shared import Shared, rooms_of
+from jaxmagma.lowering.cuda.sweeps import (
+    Accumulation,
+    Assembly,
+    Gemm,
+    Stage,
+    Sweep,
+    as_mode,
+    live_registers,
+)
+from jaxmagma.parity import Halves
+from jaxmagma.plan import Plan, Product
+
+
+# Threads that a multiprocessor should have at a time.
+ENOUGH_THREADS = 512
+
+# So many threads keep a multiprocessor busy even if each has work of its own. The compiler must be
+# told to leave room for them where a thread does several operations on fibres of so many registers,
+# or so many on single values.
+BUSY_THREADS = 384
+CROWDED_REGISTERS = 45
+SEVERAL_MOVES = 8
+LIGHT_REGISTERS = 42
+CROWDED_MOVES = 100
+
+# Tensor cores take fibres of so many values or more, if a thread would need more registers than
+# this; than the next, if an element has few fibres. A quad has so many fibres one after the other,
+# which share what it has of a matrix.
+FEW_VALUES = 10
+THREAD_REGISTERS = 43
+ALONE_REGISTERS = 59
+QUAD_LINES = 4
+# Threads of an element whose fibres are many. Twice as many if shared memory has room for one such
+# group alone, or for two and registers for both.
+QUAD_THREADS = 128
+QUAD_REGISTERS = 60
+# Symmetric matrices are multiplied half by half where so many multiply-adds for each value of
+# memory take time; by tensor cores if they are so large: lesser halves leave much of a piece empty.
+MANY_PRODUCTS = 10
+SPLIT_BY_QUADS = 13
+# The copy engine brings operands, unless a warp reads them in so few steps, or a multiprocessor
+# would have fewer groups than these.
+DIRECT_OCTETS = 2
+FEWEST_GROUPS = 2
+# Multiply-adds of an accumulation that are work for one thread.
+ACCUMULATED_VALUES = 1024
+# A warp that has to arrange matrices for itself uses them for so many elements in turn.
+TRACED_SLICES = 8
+# The most padding of an axis in shared memory. Four lanes along fibres and lines side by side may
+# need strides that are far from those of a tile.
+NARROW = 5
+WIDE = 15
+# GPUs without a copy engine.
+WITHOUT_ENGINE = ("sm_80", "sm_86", "sm_87", "sm_89")
+# Matrices stay in registers, if they take no more than this; less for each fibre more of a quad.
+HELD_REGISTERS = 150
+ANOTHER_FIBRE = 20
+
+
+def choose(plan: Plan, parameters: Parameters) -> Block | str:
+    """The block for a plan, with these parameters and else the model's; or why there is none."""
+    block = Block(plan, parameters)
+    block.halves = halves_of(block)
+    # Without padding only where an element has no room otherwise.
+    for tight, staging in itertools.product((False, True), (True, False)):
+        block.staging = staging
+        block.stages = block.schedule()
+        if not block.quads and wants_quads(block):
+            block.quads = True
+            block.halves = halves_of(block)
+            block.stages = block.schedule()
+        block.holds = holds(block)
+        if block.accumulations and block.holds:
+            block.stages = block.schedule(block.matrix_registers())
+            block.holds = holds(block)
+        block.bank = block.fill_bank()
+        choose_groups(block)
+        read = block.read_by_quads()
+        for count in fetches(block, len(read)):
+            block.uses = block.find_uses(read[:count])
+            for elements, threads in shapes(block):
+                choose_threads(block, elements, threads, tight)
+                fewest = block.elements == block.groups == 1
+                most = most_shared(block) if fewest else block.parameters.shared_bytes
+                alone = count and not block.ahead and resident(block) < FEWEST_GROUPS
+                if block.shared_bytes() <= most and not (alone and block.parameters.fetch is None):
+                    return block
+    return (
+        f"one element needs {block.shared_bytes() >> 10} KB of shared memory, and a block has "
+        f"{most_shared(block) >> 10} KB"
+    )
+
+
+def halves_of(block: Block) -> dict[int, Halves]:
+    """Constant matrices of mode products that are better multiplied half by half."""
+    found: dict[int, Halves] = {}
+    asked = block.parameters.even_odd
+    asked = parity.is_wanted() if asked is None else asked
+    if not (multiplies_much(block) if asked is None else asked):
+        return found
+    for _, step in block.plan.numbered_steps():
+        mode = as_mode(block.plan, step)
+        array = None if mode is None else block.constant(mode.matrix)
+        if mode is None or array is None or array.ndim != 2 or mode.matrix in found:
+            continue
+        rows, columns = array.shape
+        worth = parity.is_worth(rows, columns, block.dtype)
+        if block.quads and asked is None:
+            worth = worth and min(rows, columns) >= SPLIT_BY_QUADS
+        halves = parity.halves(array) if worth else None
+        if halves is not None:
+            found[mode.matrix] = halves
+    return found
+
+
+def multiplies_much(block: Block) -> bool:
+    """Whether products are so many for each value of memory that fewer of them save time."""
+    steps = [step for step in block.plan.steps if isinstance(step, Product)]
+    products = sum(math.prod(step.extents.values()) for step in steps)
+    moved = {
+        block.origin(x).tile
+        for step in block.plan.steps
+        for x in step.operands
+        if block.is_outside(x)
+    }
+    tiles = [*moved, *(block.plan.results[out] for out in block.stored)]
+    return products >= MANY_PRODUCTS * sum(block.plan.tiles[x].size for x in tiles)
+
+
+def wants_quads(block: Block) -> bool:
+    """Whether tensor cores had better multiply fibres: whole ones are too much for a thread."""
+    if block.dtype != np.float64 or block.parameters.quads is not None:
+        return False
+    if any(min(block.plan.tiles[x].shape) >= SPLIT_BY_QUADS for x in block.halves):
+        return True
+    sweeps = [stage for stage in block.stages if isinstance(stage, Sweep)]
+    few = -(-max((x.count for x in sweeps), default=0) // 8) <= FEW_OCTETS
+    most = ALONE_REGISTERS if few else THREAD_REGISTERS
+    return any(
+        longest(block, x) >= FEW_VALUES and live_registers(block.plan, x, {}) > most for x in sweeps
+    )
+
+
+def longest(block: Block, sweep: Sweep) -> int:
+    """Values of the longest fibre that a matrix multiplies."""
+    moves = [move for move in sweep.moves if move.matrix is not None]
+    return max((x.length for m in moves for x in (m.result, *m.operands)), default=0)
+
+
+def holds(block: Block) -> bool:
+    """Whether all matrices stay in the registers of every warp."""
+    if block.parameters.hold is not None:
+        return block.parameters.hold
+    fibres = block.parameters.fibres or QUAD_FIBRES
+    most = HELD_REGISTERS - ANOTHER_FIBRE * (fibres - 1) - block.kept_registers
+    return block.matrix_registers() <= most
+
+
+def choose_groups(block: Block) -> None:
+    """Groups of a block, and how many slices of elements each works through."""
+    groups = block.parameters.groups
+    if groups is None:
+        groups = 2 if is_direct(block) and block.parameters.threads in (None, 32) else 1
+    block.groups = 1 if block.summed else groups
+    slices = block.parameters.slices
+    if slices is None:
+        traced = any(not block.is_constant(x.tile) for x in block.pieces())
+        slices = TRACED_SLICES if is_direct(block) and traced else 1
+    block.slices = 1 if block.summed or block.parameters.ahead else slices
+
+
+def fetches(block: Block, most: int) -> Iterable[int]:
+    """How many operands the copy engine may bring, the model's favourite first."""
+    if block.parameters.fetch is not None:
+        return (min(block.parameters.fetch, most),)
+    none = is_direct(block) or architecture("cuda") in WITHOUT_ENGINE
+    return (0,) if none else range(most, -1, -1)
+
+
+def shapes(block: Block) -> list[tuple[int, int]]:
+    """(elements, threads) of a group: the model's favourite, then ever smaller ones."""
+    most = max([threads_of(block, stage) for stage in block.stages], default=1)
+    given = block.parameters
+    if given.elements is not None:
+        threads = min(MAX_THREADS, _round_up(given.elements * most, 32))
+        return [(given.elements, given.threads or threads)]
+    if block.alone:
+        if block.sums_registers(1) > SHARED_REGISTERS:
+            return [(1, given.threads or 64)]
+        # Eight fibres are multiplied in the time of sixteen.
+        return [(1 + block.octets() % 2, given.threads or 32)]
+    largest = given.threads or 256
+    if block.quads and most >= QUAD_THREADS:
+        return [(1, given.threads or QUAD_THREADS)]
+    if most > largest:
+        return [(1, given.threads or min(512, _round_up(most, 32)))]
+    best, best_score = 1, 0.0
+    for slots in range(1, largest // most + 1):
+        threads = given.threads or _round_up(slots * most, 32)
+        used = slots * most / threads
+        # 128 threads are enough to be several blocks on a multiprocessor, and few enough for
+        # their barriers to cost little.
+        far = math.log2(threads / 128)
+        score = used * (1 - (0.3 * far if far > 0 else -0.6 * far))
+        if score > best_score:
+            best, best_score = slots, score
+    return [(slots, given.threads or _round_up(slots * most, 32)) for slots in range(best, 0, -1)]
+
+
+def threads_of(block: Block, stage: Stage) -> int:
+    """Threads that one element keeps busy."""
+    if isinstance(stage, Gemm):
+        return blocking_of(stage.step, block.dtype.itemsize).count
+    if isinstance(stage, Accumulation):
+        return -(-math.prod(stage.step.extents.values()) // ACCUMULATED_VALUES)
+    if isinstance(stage, Assembly):
+        return -(-block.plan.tiles[stage.number].size // 4)
+    if stage.lanes > 1:
+        return 32 * -(-block.octets() // QUAD_LINES)
+    if stage.light:
+        # A thread takes several values, and more of them where a gemm comes after.
+        copied = block.staged | block.rewritten
+        staged = any(move.result.tile in copied for move in stage.moves)
+        return -(-stage.count // (16 if staged else 4))
+    fibres = any(isinstance(x, Sweep) and not x.single for x in block.stages)
+    if stage.single and fibres and len(stage.moves) <= CROWDED_MOVES:
+        # The threads that have fibres take several points, unless points are the most work.
+        return -(-stage.count // 4)
+    return stage.count
+
+
+def choose_threads(block: Block, elements: int, threads: int, tight: bool) -> None:
+    """Chooses how a group of threads does so many elements, and where their tiles are."""
+    block.elements, block.threads = elements, threads
+    place_tiles(block, tight)
+    if wants_more_threads(block):
+        block.threads *= 2
+        place_tiles(block, tight)
+    given = block.parameters.min_blocks
+    block.min_blocks = least_blocks(block) if given is None else given
+
+
+def least_blocks(block: Block) -> int:
+    """How many blocks the compiler must leave registers for on a multiprocessor; 0 if it may say.
+
+    For sweeps it pays to let it take the registers it likes, unless they are so many that too few
+    threads are left; for gemms, of which a thread has blocks, not.
+    """
+    if any(isinstance(stage, Gemm) for stage in block.stages):
+        return 0
+    few = 1
+    if block.accumulations:
+        # Sums leave the compiler no registers to keep what it could as well read again.
+        sweeps = (x for x in block.stages if isinstance(x, Sweep))
+        several = block.alone or any(len(x.moves) > SEVERAL_MOVES for x in sweeps)
+        few = min(resident(block), BUSY_THREADS // (2 if several else 1) // block.threads)
+    elif block.quads:
+        few = 1 if block.alone else min(resident(block), enough_blocks(block))
+    elif any(is_crowded(block, stage) for stage in block.stages):
+        few = min(3, round(BUSY_THREADS / block.threads))
+    elif wants_all_threads(block):
+        few = min(resident(block), MAX_THREADS // block.threads)
+    return max(1, few)
+
+
+def place_tiles(block: Block, tight: bool) -> None:
+    """Finds room for tiles: those that take each other's place where it is short."""
+    in_place = block.quads if block.parameters.in_place is None else block.parameters.in_place
+    block.shared = shared_of(block, in_place, tight)
+    if block.parameters.in_place is None and not has_room(block):
+        block.shared = shared_of(block, True, tight)
+    # What warps have of a sum meets there.
+    block.shared.values = max([block.shared.values, *map(block.sum_size, block.accumulated)])
+
+
+def shared_of(block: Block, in_place: bool, tight: bool) -> Shared:
+    """The places of tiles, for the threads and elements of the block."""
+    padding = block.parameters.padding
+    if padding is None:
+        padding = 0 if tight else WIDE if block.quads else NARROW
+    shared = Shared(block.uses, block.threads, block.elements, padding)
+    return shared.place(rooms_of(block.uses, in_place))
+
+
+def wants_more_threads(block: Block) -> bool:
+    """Whether quads have room for few groups, and registers for more threads."""
+    if not block.quads or block.parameters.threads is not None or block.threads < QUAD_THREADS:
+        return False
+    sweeps = [x for x in block.stages if isinstance(x, Sweep) and x.lanes > 1]
+    light = all(live_registers(block.plan, x, block.halves) <= QUAD_REGISTERS for x in sweeps)
+    return resident(block) == 1 or (resident(block) == 2 and light)
+
+
+def wants_all_threads(block: Block) -> bool:
+    """Whether threads have little each, but a compiler would have them load many points ahead.
+
+    Then more of them hide more of the time that loads take.
+    """
+    sweeps = [stage for stage in block.stages if isinstance(stage, Sweep)]
+    fibres = max((x.count for x in sweeps if not x.single), default=0)
+    light = all(live_registers(block.plan, x, block.halves) <= LIGHT_REGISTERS for x in sweeps)
+    points = [x.count for x in sweeps if x.single and not block.copies(x)]
+    return light and any(count >= 4 * fibres > 0 for count in points)
+
+
+def is_crowded(block: Block, stage: Stage) -> bool:
+    """Whether a thread would take more registers than leave room for enough threads."""
+    if not isinstance(stage, Sweep):
+        return False
+    if stage.single:
+        return len(stage.moves) > CROWDED_MOVES
+    several = len(stage.moves) > SEVERAL_MOVES
+    return several and live_registers(block.plan, stage, block.halves) > CROWDED_REGISTERS
+
+
+def has_room(block: Block) -> bool:
+    """Whether shared memory leaves a multiprocessor enough threads to be busy."""
+    return resident(block) * block.threads * block.groups >= ENOUGH_THREADS
+
+
+def resident(block: Block) -> int:
+    """Blocks that a multiprocessor has shared memory for."""
+    return MULTIPROCESSOR_BYTES // (block.shared_bytes() + RESERVED_BYTES)
+
+
+def enough_blocks(block: Block) -> int:
+    """So many that more would not have the registers that quads need."""
+    return max(1, round(BUSY_THREADS / (block.threads * block.groups)))
+
+
+def is_direct(block: Block) -> bool:
+    """Whether a warp reads an element in so few steps that no copy engine pays."""
+    return 0 < block.octets() <= DIRECT_OCTETS
+
+
+def most_shared(block: Block) -> int:
+    """Bytes of shared memory that a block may have."""
+    return MOST_SHARED_BYTES.get(architecture("cuda"), LEAST_SHARED_BYTES)
+
+
+def busy(block: Block) -> float:
+    """The part of the threads that the widest stage has work for."""
+    most = max([threads_of(block, stage) for stage in block.stages], default=1)
+    work = block.elements * most
+    return work / (_round_up(work, block.threads))
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

@@ -1,0 +1,46 @@
+"""What a tuner may vary in a kernel, and what GPUs allow."""
+
+from dataclasses import dataclass
+
+
+# A block takes no more shared memory than every GPU since sm_80 has, unless one element needs more:
+# then what those made for float64 have.
+SHARED_BYTES = 99 << 10
+MOST_SHARED_BYTES = {"sm_90": 227 << 10, "sm_100": 227 << 10, "sm_103": 227 << 10}
+LEAST_SHARED_BYTES = 163 << 10
+# Shared memory of a multiprocessor, and what the system takes of it for each block.
+MULTIPROCESSOR_BYTES = 227 << 10
+RESERVED_BYTES = 1 << 10
+CONSTANT_BYTES = 64 << 10
+MAX_THREADS = 1024
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What a tuner may vary. ``None`` leaves a choice to the model in this module."""
+
+    threads: int | None = None  # of a group: threads that work together on some elements
+    elements: int | None = None  # of a group
+    groups: int | None = None  # in a block; groups of one warp never wait for another
+    slices: int | None = None  # that a group works through, one after the other
+    prefetch: bool = True  # asks for tiles some time before they are read
+    min_blocks: int | None = None  # on a multiprocessor, for the compiler's choice of registers
+    quads: bool | None = None  # fibres are owned by four lanes, and tensor cores multiply them
+    fibres: int | None = None  # of four lanes at a time
+    hold: bool | None = None  # matrices for tensor cores stay in registers
+    fetch: int | None = None  # operands of quads that the copy engine brings to shared memory
+    ahead: bool | None = None  # while there is work on the elements before
+    padding: int | None = None  # at most, of axes in shared memory, against bank conflicts
+    in_place: bool | None = None  # tiles take the place of those that they are made from
+    shared_bytes: int = SHARED_BYTES  # most shared memory for one block
+    # Of matrices that are symmetric about their centre, even and odd halves are multiplied.
+    even_odd: bool | None = None
+    accumulate: bool | None = None  # products only summed over elements stay in registers
+
+    def __post_init__(self) -> None:
+        for name in ("threads", "elements", "groups", "slices", "fibres"):
+            given = getattr(self, name)
+            if given is not None and given < 1:
+                raise ValueError(f"{name}={given} is none at all")
+        if self.groups is not None and self.groups > 1 and self.threads != 32:
+            raise ValueError(f"groups of {self.threads} threads: several in a block have 32 each")
