@@ -469,9 +469,17 @@ class Source:
                     f"const auto {name} = {self._expression(sweep, move, operands)};",
                     _shape((move.result.length,)),
                 )
+            if self._replaces(move.result.tile, printed.loaded, position):
+                text("sync<32>();", "who shares a fibre has read it")
+                printed.loaded.clear()
             self._print_stores(text, sweep, move.result, name, position)
         text.indent -= 1
         text("});")
+
+    def _replaces(self, tile: int, loaded: set[int], position: int) -> bool:
+        """Whether a stage writes a tile where some were that it has loaded."""
+        written = self.block.uses.to_shared(tile, position)
+        return written and self.block.shared.overlap({tile}, loaded)
 
     def _owner(self, sweep: Sweep) -> str:
         """The type that says where a quad has the values of fibres."""
@@ -518,6 +526,8 @@ class Source:
             f"const auto {name} = load<{value.length}{stride}>({_quad(sweep)}{place});",
             _shape((value.length,)),
         )
+        if sweep.lanes > 1 and self.block.uses.from_shared(value.tile, position):
+            printed.loaded.add(value.tile)
         return name
 
     def _fibre_type(self, sweep: Sweep, length: int) -> str:
@@ -859,6 +869,8 @@ class _Registers:
         self.sweep = sweep
         self.fibres: dict[Value, str] = dict(outer.fibres) if outer else {}
         self.values: dict[Value, str] = dict(outer.values) if outer else {}
+        # Tiles of which lanes may still be reading what others of their quad will replace.
+        self.loaded: set[int] = outer.loaded if outer else set()
 
     def inner(self) -> "_Registers":
         return _Registers(self.sweep, self)
