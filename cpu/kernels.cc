@@ -76,6 +76,20 @@ struct Machine {
     }
   }
 
+  // Asks for the rows that LoadColumns comes to two lines after these C columns, some for each
+  // piece of a line. Hardware prefetchers do not follow as many rows as there are entries of all
+  // lanes.
+  template <int C>
+  static JAXMAGMA_INLINE void AskForRows(const T* const* row, int64_t column, int64_t at) {
+    constexpr int64_t kLine = kCacheLine / sizeof(T);
+    constexpr int kPieces = kLine > C ? kLine / C : 1;
+#pragma GCC unroll 16
+    for (int j = 0; j < W; j += kPieces) {
+      const int64_t mine = j + column / C % kPieces;
+      if (kPieces <= W || mine < W) __builtin_prefetch(row[mine] + at + 2 * kLine, 0, 3);
+    }
+  }
+
   // A vector times the matrix of each point, of which nothing is kept: R by R, or, if symmetric,
   // what is on and above the diagonal. Up to kColumns columns go through all entries together.
   template <int R, bool kSymmetric, int kColumns>
@@ -94,7 +108,9 @@ struct Machine {
 #pragma GCC unroll 2
             for (int first = 0; first < C; first += L) {
               Lanes<T> x[L];
-              LoadColumns<T, L>(row, column + first + s.left_inner[i * R + k], x);
+              const int64_t at = column + first + s.left_inner[i * R + k];
+              LoadColumns<T, L>(row, at, x);
+              if constexpr (L == kPiece<T>) AskForRows<L>(row, column + first, at);
               const auto add = [&](int to, int from) {
 #pragma GCC unroll 16
                 for (int c = 0; c < L; c += kPlanes) {

@@ -9,6 +9,10 @@
 #include <type_traits>
 #include <utility>
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 #define JAXMAGMA_INLINE inline __attribute__((always_inline))
 
 namespace jaxmagma::JAXMAGMA_ISA {
@@ -65,6 +69,14 @@ JAXMAGMA_INLINE Lanes<T> Splat(T x) {
 template <typename T, int N, int... I>
 JAXMAGMA_INLINE Vector<T, 2 * N> ConcatAt(Vector<T, N> a, Vector<T, N> b,
                                           std::integer_sequence<int, I...>) {
+#if defined(__AVX512F__)
+  if constexpr (N * sizeof(T) == kVectorBytes / 2) {
+    // GCC would load `b` first and shuffle then; inserted from memory, it needs no shuffle.
+    const auto low = _mm512_castpd256_pd512(reinterpret_cast<__m256d>(a));
+    return reinterpret_cast<Vector<T, 2 * N>>(
+        _mm512_insertf64x4(low, reinterpret_cast<__m256d>(b), 1));
+  }
+#endif
   return __builtin_shufflevector(a, b, I...);
 }
 
@@ -123,18 +135,42 @@ JAXMAGMA_INLINE void Transpose(Vector<T, N>* x) {
   }
 }
 
+// The even and the odd quarters of two vectors, end to end.
+template <typename T, int N, int... I>
+JAXMAGMA_INLINE void SplitQuarters(Vector<T, N>& a, Vector<T, N>& b,
+                                   std::integer_sequence<int, I...>) {
+  constexpr int Q = N / 4;
+  Vector<T, N> even = __builtin_shufflevector(a, b, (I / Q * 2 * Q + I % Q)...);
+  Vector<T, N> odd = __builtin_shufflevector(a, b, (I / Q * 2 * Q + Q + I % Q)...);
+  a = even;
+  b = odd;
+}
+
 // C columns of as many rows as there are lanes: x[c] = rows[0..lanes)[column + c].
 template <typename T, int C>
 JAXMAGMA_INLINE void LoadColumns(const T* const* rows, ptrdiff_t column, Lanes<T>* x) {
+  constexpr int N = kLanes<T>;
+  // AVX-512 has an instruction that splits quarters, and needs two operands more for what a
+  // butterfly does in its place: so rows go where the former brings them into order.
+  constexpr bool kQuarters = kVectorBytes == 64 && N == 2 * C;
 #pragma GCC unroll 16
   for (int j = 0; j < C; ++j) {
     // Row j + C * g goes to block g, so that transposing each block puts row r in lane r.
-    const T* mine[kLanes<T> / C];
+    const T* mine[N / C];
 #pragma GCC unroll 16
-    for (int g = 0; g < kLanes<T> / C; ++g) mine[g] = rows[j + C * g];
-    x[j] = Gather<T, C, kLanes<T>>(mine, column);
+    for (int g = 0; g < N / C; ++g)
+      mine[g] = rows[kQuarters ? j + j / (C / 2) * (C / 2) + C / 2 * g : j + C * g];
+    x[j] = Gather<T, C, N>(mine, column);
   }
-  Transpose<T, C, kLanes<T>>(x);
+  if constexpr (kQuarters) {
+    Transpose<T, C, N, C / 4>(x);
+#pragma GCC unroll 16
+    for (int j = 0; j < C / 2; ++j) {
+      SplitQuarters<T, N>(x[j], x[j + C / 2], std::make_integer_sequence<int, N>());
+    }
+  } else {
+    Transpose<T, C, N>(x);
+  }
 }
 
 template <typename T, int C>
