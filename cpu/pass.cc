@@ -17,6 +17,11 @@ constexpr int64_t kCachedBytes = 512 << 10;
 // A pass over more than this leaves nothing in the last cache for who reads the results next, so
 // they need not go there. It is a common size; what the system says is wrong on virtual machines.
 constexpr int64_t kLastCacheBytes = 32 << 20;
+// The operands of two blocks this large and what is computed of them push each other out of the
+// second cache.
+constexpr double kHeldBytes = 256 << 10;
+// What is asked for comes this much later, as a part of the time for a block.
+constexpr double kLeadTime = 0.1;
 // The smallest pages there are.
 constexpr int64_t kPageBytes = 4 << 10;
 
@@ -64,6 +69,37 @@ void AskForPages(const std::vector<Range>& ranges) {
   }
 }
 
+// How much of what a block reads is asked for while it is computed already, not before: nothing, or
+// as much as still comes in time, at an even pace and in the order of reading.
+double LateReads(std::vector<Operand> operands, size_t inputs, int64_t block_elements) {
+  operands.resize(inputs);
+  std::stable_sort(operands.begin(), operands.end(),
+                   [](const Operand& a, const Operand& b) { return a.first_read < b.first_read; });
+  double all = 0, asked = 0, late = 1;
+  const auto bytes = [](const Operand& x) {
+    return static_cast<double>(x.data && x.ahead ? x.tile_bytes : 0);
+  };
+  for (const Operand& operand : operands) all += bytes(operand);
+  if (all * static_cast<double>(block_elements) < kHeldBytes) return 0;
+  for (const Operand& operand : operands) {
+    asked += bytes(operand);
+    if (bytes(operand) > 0) late = std::min(late, 1 + operand.first_read - asked / all);
+  }
+  return std::max(late - kLeadTime, 0.0);
+}
+
+// The lines of some ranges from number `first` to number `last`.
+void Cut(const std::vector<Range>& ranges, int64_t first, int64_t last, std::vector<Range>& cut) {
+  for (const Range& range : ranges) {
+    const int64_t lines = DivideUp(range.end - range.begin, kAlignment);
+    const char* begin = range.begin + std::max<int64_t>(first, 0) * kAlignment;
+    const char* end = std::min(range.end, range.begin + last * kAlignment);
+    if (begin < end) cut.push_back({begin, end});
+    first -= lines;
+    last -= lines;
+  }
+}
+
 std::vector<int64_t> Extents(const std::vector<Axis>& axes) {
   std::vector<int64_t> extents;
   for (const Axis& axis : axes) extents.push_back(axis.extent);
@@ -74,11 +110,13 @@ std::vector<int64_t> Extents(const std::vector<Axis>& axes) {
 std::vector<Operand> Operands(const Plan& plan, const std::vector<Axis>& axes,
                               const std::vector<Target>& targets,
                               const std::vector<std::byte*>& inputs,
-                              const std::vector<std::byte*>& outputs) {
+                              const std::vector<std::byte*>& outputs,
+                              const std::vector<double>& first_reads) {
   std::vector<Operand> operands;
   for (size_t i = 0; i < inputs.size(); ++i) {
     operands.push_back({inputs[i], plan.tile_bytes(i), {}});
     operands.back().ahead = plan.inputs[i].kind != Input::kVector;
+    operands.back().first_read = first_reads[i];
     for (const Axis& axis : axes) {
       operands.back().strides.push_back(axis.inputs[i] * operands.back().tile_bytes);
     }
@@ -108,8 +146,8 @@ Pass::Pass(const Plan& plan, const Kernels& kernels, const Schedule& whole, cons
       axes_(std::move(axes)),
       targets_(std::move(targets)),
       outputs_(std::move(outputs)),
-      finder_(Extents(axes_), Operands(plan, axes_, targets_, inputs, outputs_), inputs.size(),
-              whole.block_elements),
+      finder_(Extents(axes_), Operands(plan, axes_, targets_, inputs, outputs_, whole.first_reads),
+              inputs.size(), whole.block_elements),
       elements_(1),
       partial_(targets_.size()) {
   for (const Axis& axis : axes_) elements_ *= axis.extent;
@@ -132,6 +170,9 @@ Pass::Pass(const Plan& plan, const Kernels& kernels, const Schedule& whole, cons
   stream_ = all_bytes > kLastCacheBytes;
   // Hardware prefetchers see what elements that are read one by one will read next.
   read_ahead_ = !plan_.direct() && bytes * elements_ > kCachedBytes;
+  if (read_ahead_) {
+    late_reads_ = LateReads(finder_.operands(), inputs.size(), whole_.block_elements);
+  }
 }
 
 // Writes the sum of a group to the result.
@@ -248,6 +289,10 @@ class Pass::Worker {
     pass_.finder_.Find(first, std::min(left, lanes), lanes, rows);
   }
 
+  int64_t LateLines(const BlockRows& rows) const {
+    return static_cast<int64_t>(pass_.late_reads_ * static_cast<double>(rows.lines));
+  }
+
   void RunBlock() {
     const Schedule& schedule =
         now_.count == pass_.whole_.block_elements ? pass_.whole_ : pass_.rest_;
@@ -270,9 +315,13 @@ class Pass::Worker {
     if (pass_.read_ahead_) {
       AskForPages(next_.reads);
       AskForPages(next_.writes);
-      block.ahead = next_.reads.data();
-      block.ahead_count = static_cast<int64_t>(next_.reads.size());
-      block.ahead_lines = next_.lines;
+      const int64_t now = LateLines(now_), next = next_.lines - LateLines(next_);
+      ahead_.clear();
+      Cut(now_.reads, now_.lines - now, now_.lines, ahead_);
+      Cut(next_.reads, 0, next, ahead_);
+      block.ahead = ahead_.data();
+      block.ahead_count = static_cast<int64_t>(ahead_.size());
+      block.ahead_lines = now + next;
     }
     pass_.kernels_.run[static_cast<int64_t>(plan_.dtype)](
         schedule.steps.data(), static_cast<int64_t>(schedule.steps.size()), schedule.block_elements,
@@ -350,6 +399,7 @@ class Pass::Worker {
   int64_t begin_, end_;  // of the chunk
   int64_t found_ = -1;   // the chunk whose first block is in `now_`
   BlockRows now_, next_;
+  std::vector<Range> ahead_;
   Lines late_{};
 };
 

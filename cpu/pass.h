@@ -63,6 +63,8 @@ class Pass {
   const RowFinder finder_;
   int64_t elements_, chunk_, chunks_;
   bool read_ahead_, stream_;
+  // Of the operands of a block, the part that is asked for while the block itself is computed.
+  double late_reads_ = 0;
   std::vector<AlignedBytes> partial_;  // of each summed output, two tiles a chunk
 };
 

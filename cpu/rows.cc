@@ -1,6 +1,7 @@
 #include "rows.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "memory.h"
@@ -15,6 +16,11 @@ RowFinder::RowFinder(std::vector<int64_t> extents, std::vector<Operand> operands
     extents_.push_back(1);
     for (Operand& operand : operands_) operand.strides.push_back(0);
   }
+  order_.resize(operands_.size());
+  std::iota(order_.begin(), order_.end(), size_t{0});
+  std::stable_sort(order_.begin(), order_.end(), [this](size_t a, size_t b) {
+    return operands_[a].first_read < operands_[b].first_read;
+  });
   for (const Operand& operand : operands_) {
     even_.emplace_back(lanes);
     for (int64_t lane = 0; lane < lanes; ++lane) even_.back()[lane] = lane * operand.strides.back();
@@ -42,7 +48,7 @@ void RowFinder::Find(int64_t first, int64_t count, int64_t lanes, BlockRows& row
   for (int64_t lane = 0; lane < count;) {
     // Along the fastest axis, elements are evenly apart.
     const int64_t run = std::min(count - lane, extents_.back() - index.back());
-    for (size_t i = 0; i < operands_.size(); ++i) {
+    for (size_t i : order_) {
       const Operand& operand = operands_[i];
       if (!operand.data) continue;
       int64_t offset = 0;

@@ -16,6 +16,7 @@ struct Operand {
   int64_t tile_bytes;
   std::vector<int64_t> strides;  // by axis, in bytes
   bool ahead = true;             // whether its tiles are read or written as a whole
+  double first_read = 0;         // of an input: how much of a block's work comes before
 };
 
 // The rows of all operands for the elements [first, first + count).
@@ -32,7 +33,7 @@ struct BlockRows {
 
 class RowFinder {
  public:
-  // Of the operands, the first `inputs` are read.
+  // Of the operands, the first `inputs` are read. Ranges of a block come in the order of reading.
   RowFinder(std::vector<int64_t> extents, std::vector<Operand> operands, size_t inputs,
             int64_t lanes);
 
@@ -45,6 +46,7 @@ class RowFinder {
   std::vector<int64_t> extents_;
   std::vector<Operand> operands_;
   size_t inputs_;
+  std::vector<size_t> order_;
   std::vector<std::vector<int64_t>> even_;  // by operand: offsets of lanes along the fastest axis
 };
 

@@ -55,6 +55,7 @@ class Scheduler {
 
   Schedule Make() {
     for (const Instruction& instruction : plan_.steps) Add(instruction);
+    FindFirstReads();
     return std::move(schedule_);
   }
 
@@ -150,6 +151,26 @@ class Scheduler {
     }
     s.work = Work(s);
     schedule_.steps.push_back(s);
+  }
+
+  void FindFirstReads() {
+    std::vector<double>& found = schedule_.first_reads;
+    found.assign(plan_.inputs.size(), 1);
+    int64_t all = 1, done = 0;
+    for (const Step& s : schedule_.steps) all += s.work;
+    for (const Step& s : schedule_.steps) {
+      const auto read = [&](int64_t input) {
+        found[input] = std::min(found[input], static_cast<double>(done) / static_cast<double>(all));
+      };
+      if (s.kind == Step::kLoad || s.kind == Step::kMultiply || s.kind == Step::kPointMatrix ||
+          s.kind == Step::kGather) {
+        read(s.array);
+      }
+      for (const Micro* m = s.micros; m != s.micros + s.micro_count; ++m) {
+        if (m->kind == Micro::kWindow) read(m->input);
+      }
+      done += s.work;
+    }
   }
 
   // Roughly, the cycles that a step takes.

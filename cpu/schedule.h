@@ -26,6 +26,8 @@ struct Schedule {
   int64_t slot_reals = 0;  // the most that an expression needs
   std::vector<Packing> packings;
   int64_t panel_values = 0;
+  // Of each input, how much of the work is done before it is read for the first time.
+  std::vector<double> first_reads;
 };
 
 Schedule MakeSchedule(const Plan& plan, const Kernels& kernels, int64_t block_elements);
