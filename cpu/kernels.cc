@@ -99,7 +99,7 @@ struct Machine {
       RowPointers(rows, lane, row);
       ForPieces<kColumns, kPlanes>(0, s.count, [&](auto piece, int64_t column) {
         constexpr int C = piece;
-        constexpr int L = C < kPiece<T> ? C : kPiece<T>;
+        constexpr int L = C < W ? C : W;
         V sum[R][C / kPlanes];
 #pragma GCC unroll 3
         for (int i = 0; i < R; ++i) {
@@ -110,7 +110,7 @@ struct Machine {
               Lanes<T> x[L];
               const int64_t at = column + first + s.left_inner[i * R + k];
               LoadColumns<T, L>(row, at, x);
-              if constexpr (L == kPiece<T>) AskForRows<L>(row, column + first, at);
+              if constexpr (C == kPiece<T>) AskForRows<C>(row, column, at);
               const auto add = [&](int to, int from) {
 #pragma GCC unroll 16
                 for (int c = 0; c < L; c += kPlanes) {
@@ -151,7 +151,7 @@ struct Machine {
       }
     }
     // Entries this far apart push each other's lines out of the nearest cache: whole lines at a
-    // time.
+    // time, and none that will be read later.
     constexpr int64_t kSameSet = 4096 / sizeof(T);
     const bool collide = (s.left_inner[1] - s.left_inner[0]) % kSameSet == 0;
     const auto run =
