@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ class Result:
     platform: str
     device: str
     cores: int
+    compared: "Result | None" = None  # an earlier one of the case with peers, if this has none
 
     @property
     def seconds(self) -> float:
@@ -67,7 +68,15 @@ class Result:
         return max(self.least_bytes / self.copy, self.flops / self.peak) / self.seconds
 
     def speedup(self, peer: str) -> float | None:
-        return self.timings[peer].median / self.seconds if peer in self.timings else None
+        """How many times faster than a peer in the same run."""
+        if peer in self.timings:
+            return self.timings[peer].median / self.seconds
+        return None if self.compared is None else self.compared.speedup(peer)
+
+    def known(self, name: str) -> Timing | None:
+        """The timing of jaxmagma, or of a peer, be it from an earlier run."""
+        found = self.timings.get(name)
+        return found if found or self.compared is None else self.compared.known(name)
 
 
 @dataclass(frozen=True)
@@ -128,17 +137,26 @@ class Run:
 
 def _plain(case: dict[str, Any]) -> dict[str, Any]:
     """Without what the whole run has in common."""
-    return {k: v for k, v in case.items() if k not in ("platform", "device", "cores")}
+    common = ("platform", "device", "cores", "compared")
+    return {k: v for k, v in case.items() if k not in common}
 
 
 def together(runs: Sequence[Run]) -> Run:
-    """Runs on one kind of device as one; where two have the same case, the later one counts."""
+    """Runs on one kind of device as one; where two have the same case, the later one counts.
+
+    If it compared a case with nothing, speed-ups are those of an earlier one.
+    """
+    runs = sorted(runs, key=lambda run: str(run.machine.get("date")))
     devices = {run.machine["device"] for run in runs}
     if len(devices) != 1:
         raise ValueError(f"not results of one device: {', '.join(sorted(devices)) or 'none'}")
     whole = Run(runs[-1].machine, runs[-1].settings)
     for run in runs:
-        whole.results |= run.results
+        for name, result in run.results.items():
+            before = whole.results.get(name)
+            if before is not None and not result.timings.keys() - {"jm"}:
+                result = replace(result, compared=before.compared or before)
+            whole.results[name] = result
         whole.failures |= run.failures
         whole.first_calls = run.first_calls or whole.first_calls
     return whole

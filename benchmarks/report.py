@@ -345,7 +345,8 @@ def _draw_speed(plt: Any, families: dict[str, list[tuple[int, Result]]]) -> Any:
 
     drawn = [r for points in families.values() for _, r in points]
     copy = drawn[0].copy / 1e9
-    lowest = min(r.least_bytes / t.median for r in drawn for t in r.timings.values()) / 1e9
+    timings = [(r, t) for r in drawn for name in NAMES if (t := r.known(name)) is not None]
+    lowest = min(r.least_bytes / t.median for r, t in timings) / 1e9
     columns = min(3, len(families))
     rows = -(-len(families) // columns)
     figure, axes = plt.subplots(
@@ -361,11 +362,11 @@ def _draw_speed(plt: Any, families: dict[str, list[tuple[int, Result]]]) -> Any:
     for ax, (family, points) in zip(axes.flat, families.items(), strict=False):
         ax.axhline(copy, color="0.5", linestyle="--", linewidth=1, label="copy")
         for name in ("vmap", "jnp", "jm"):
-            line_of = [(x, r) for x, r in points if name in r.timings]
+            line_of = [(x, r, t) for x, r in points if (t := r.known(name)) is not None]
             if line_of:
                 ax.plot(
-                    [x for x, _ in line_of],
-                    [r.least_bytes / r.timings[name].median / 1e9 for _, r in line_of],
+                    [x for x, _, _ in line_of],
+                    [r.least_bytes / t.median / 1e9 for _, r, t in line_of],
                     "o-",
                     markersize=3,
                     color=COLOURS[name],
@@ -431,10 +432,10 @@ def _draw_roofline(plt: Any, families: dict[str, list[tuple[int, Result]]]) -> A
     colours = plt.get_cmap("tab10")
     for k, (family, points) in enumerate(families.items()):
         for name, marker, alpha in (("jm", "o", 1.0), ("jnp", "x", 0.6)):
-            of = [r for _, r in points if name in r.timings]
+            of = [(r, t) for _, r in points if (t := r.known(name)) is not None]
             ax.scatter(
-                [r.flops / r.least_bytes for r in of],
-                [r.flops / r.timings[name].median / 1e12 for r in of],
+                [r.flops / r.least_bytes for r, _ in of],
+                [r.flops / t.median / 1e12 for r, t in of],
                 s=14,
                 marker=marker,
                 color=colours(k),

@@ -337,6 +337,22 @@ def test_report(some_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (folder / "roofline.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_later_run_counts_and_speedups_stay_those_of_one_run() -> None:
+    timings = {name: Timing(s, s, (s, s), 1) for name, s in (("jm", 2.0), ("jnp", 6.0))}
+    both = Run({"device": "A", "date": "1"}, {}, {"bk1/p3": result("bk1/p3", timings=timings)})
+    alone = [Run({"device": "A", "date": d}, {}, {"bk1/p3": result("bk1/p3")}) for d in "23"]
+    for runs in ([both, *alone], [*alone[::-1], both]):
+        found = record.together(runs).results["bk1/p3"]
+        assert (found.seconds, found.speedup("jnp"), found.speedup("vmap")) == (1.0, 3.0, None)
+        assert found.known("jnp") == timings["jnp"] and found.known("jm") != timings["jm"]
+    assert (
+        record.together([*alone, replace(both, machine={"device": "A", "date": "4"})]).results[
+            "bk1/p3"
+        ]
+        == both.results["bk1/p3"]
+    )
+
+
 def test_runs_on_different_devices_do_not_mix() -> None:
     with pytest.raises(ValueError, match="A, B"):
         record.together([Run({"device": "B"}, {}), Run({"device": "A"}, {})])
