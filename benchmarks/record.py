@@ -159,6 +159,9 @@ def together(runs: Sequence[Run]) -> Run:
             whole.results[name] = result
         whole.failures |= run.failures
         whole.first_calls = run.first_calls or whole.first_calls
+    # In the order of the largest run, and what it lacks behind.
+    order = sorted(runs, key=lambda run: len(run.results), reverse=True)
+    whole.results = {name: whole.results[name] for run in order for name in run.results}
     return whole
 
 
