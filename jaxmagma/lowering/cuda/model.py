@@ -41,12 +41,12 @@ ENOUGH_THREADS = 512
 
 # So many threads keep a multiprocessor busy even if each has work of its own. The compiler must be
 # told to leave room for them where a thread does several operations on fibres of so many registers,
-# or so many on single values.
+# or so many on single values; and for all that there can be, where it needs no more than the last.
 BUSY_THREADS = 384
 CROWDED_REGISTERS = 45
 SEVERAL_MOVES = 8
-LIGHT_REGISTERS = 42
 CROWDED_MOVES = 100
+LIGHT_REGISTERS = 42
 
 # Tensor cores take fibres of so many values or more, if a thread would need more registers than
 # this; than the next, if an element has few fibres. A quad has so many fibres one after the other,
