@@ -438,5 +438,5 @@ class Block:
         return (
             f"{' and '.join(stages) or 'a sum'}, {self.elements * self.groups} elements on "
             f"{self.threads * self.groups} threads, {self.shared_bytes()} bytes of shared memory"
-            f"{halves}"
+            f"{halves}{', operands ahead' if self.ahead else ''}"
         )
