@@ -490,6 +490,16 @@ def test_numbers_do_not_depend_on_parameters(options: dict[str, Any], folder: Pa
         emulate(chain(4), extents, folder, **options)
 
 
+@pytest.mark.parametrize("program", [chain(9), gradient(chain(5))], ids=str)
+def test_operands_come_ahead(program: ElementProgram, folder: Path) -> None:
+    """Of slices that are whole, ragged or none, fetched for one element or for several."""
+    source = lowered(program, quads=True, ahead=True, fetch=2).source
+    assert source.count("fetch<") == 4  # before the loop, and in it
+    for options in ({"elements": 1}, {"elements": 3, "threads": 64}):
+        for elements in (0, 1, 23):
+            emulate(program, (elements,), folder, quads=True, ahead=True, fetch=2, **options)
+
+
 # Rows, columns and terms of a product that is summed over elements: none, some or all are whole
 # pieces of what tensor cores multiply.
 SUMMED_PRODUCTS = [
