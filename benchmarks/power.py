@@ -9,31 +9,23 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-import jaxmagma as jm
+from benchmarks import measure, workloads
 
 
 QUERY = "clocks.sm,power.draw,temperature.gpu,temperature.memory,clocks_event_reasons.active"
 
+TOTAL_BYTES = 1.5e9
+
 Call = Callable[[], jax.Array]
 
 
-def mass(p: int, total_bytes: float = 1.5e9) -> tuple[Call, int]:
+def mass(p: int, pool: measure.Pool) -> tuple[Call, int]:
     """A mass operator on random data, and its least traffic."""
-    n, q = p + 1, p + 2
-    basis = np.random.default_rng(p).uniform(-1, 1, (q, n))
-    one = 8 * (2 * n**3 + q**3)
-    count = int(total_bytes / one)
-    u = jax.random.uniform(jax.random.key(0), (count, n, n, n))
-    d = jax.random.uniform(jax.random.key(1), (count, q, q, q))
-
-    @jax.jit
-    def apply(u: jax.Array, d: jax.Array) -> jax.Array:
-        b = (basis, basis, basis)
-        return jm.einsum("xi,yj,zk,exyz,xa,yb,zc,eabc->eijk", *b, d, *b, u)
-
-    return lambda: apply(u, d), count * one
+    workload = workloads.constant(workloads.bk1(p, TOTAL_BYTES))
+    apply = jax.jit(workload.functions()["jm"])
+    (inputs,) = pool.sets(workload, jax.jit(pool.cutter(workload)), 0)
+    return lambda: apply(*inputs), workload.least_bytes
 
 
 def seconds(call: Call, calls: int) -> float:
@@ -46,9 +38,11 @@ def seconds(call: Call, calls: int) -> float:
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
+    pool = measure.Pool(TOTAL_BYTES, seed=0)
     x = jax.random.uniform(jax.random.key(2), (100_000_000,))
     negate = jax.jit(jnp.negative)
-    measured = {"copy": (lambda: negate(x), 2 * x.nbytes), "bk1/p3": mass(3), "bk1/p8": mass(8)}
+    measured = {"copy": (lambda: negate(x), 2 * x.nbytes)}
+    measured |= {f"bk1/p{p}": mass(p, pool) for p in (3, 8)}
     for call, _ in measured.values():
         call().block_until_ready()
     started = time.perf_counter()

@@ -52,17 +52,13 @@ def main(argv: list[str] | None = None) -> int:
         sets = pool.sets(workload, jax.jit(pool.cutter(workload)), beyond_caches)
         timings = measure.compare(fns, sets, measure.Effort(args.seconds, 3, 15))
         for text, one in waiting.items():
-            failure = one.exception()
-            if failure is not None:
-                print(
-                    f"{workload.name:<20} {type(failure).__name__}: {failure}  {text}", flush=True
-                )
-                continue
-            median = timings[text].median
-            rate = workload.least_bytes / median / 1e9
-            print(
-                f"{workload.name:<20} {rate:7.0f} GB/s {median * 1e3:9.4f} ms  {text}", flush=True
-            )
+            if text in timings:
+                seconds = timings[text].median
+                rate = workload.least_bytes / seconds / 1e9
+                said = f"{rate:7.0f} GB/s {seconds * 1e3:9.4f} ms"
+            else:
+                said = repr(one.exception())
+            print(f"{workload.name:<20} {said}  {text}", flush=True)
     return 0
 
 

@@ -15,9 +15,20 @@ import pytest
 
 import jaxmagma as jm
 from benchmarks import __main__ as cli
-from benchmarks import cases, first_call, goals, measure, record, report, variants, workloads
+from benchmarks import (
+    cases,
+    first_call,
+    goals,
+    measure,
+    record,
+    report,
+    tables,
+    variants,
+    workloads,
+)
 from benchmarks.record import Result, Run, Timing
 from benchmarks.workloads import Workload
+from jaxmagma.tune.tuner import programs
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -382,6 +393,16 @@ def test_pages_show_what_was_measured(page: str) -> None:
 def test_sweep() -> None:
     assert workloads.sweep(2, 3, 2) == 2 * (3 * 2 * 2 + 3 * 3 * 2)
     assert workloads.sweep(2, 3, 3) == 2 * (3 * 8 + 9 * 4 + 27 * 2)
+
+
+def test_what_programs_do_is_counted() -> None:
+    u = jax.ShapeDtypeStruct((5, 3, 3), "float64")
+    fn = jm.fuse(lambda x: x / jnp.sqrt(x + x))
+    ((program, extents),) = programs(fn, u)
+    assert tables.counted(program, extents) == (
+        "5 elements, least traffic 0 MB; of an element 27 flops, 27 of them on single values, "
+        "9 divisions and 9 roots"
+    )
 
 
 def test_variants_of_a_case(capsys: pytest.CaptureFixture[str]) -> None:

@@ -124,7 +124,7 @@ class Block:
                 skipped.add(number)
         return written, skipped
 
-    # ---- Matrices ----------------------------------------------------------------------
+    # ---- Matrices --------------------------------------------------------------------------------
 
     def fill_bank(self) -> list[int]:
         """The matrices that stand in the constant bank, in that order."""

@@ -226,11 +226,10 @@ class Source:
     def _print_elements(self, text: "_Text", batched: list[Pointer]) -> None:
         """Which elements the group works on; opens the loop over slices, if there is one."""
         group = "blockIdx.x * kGroups + group" if self.block.groups > 1 else "blockIdx.x"
-        step = "kElements"
         if self.block.summed:
             text("const auto run = share<kElements>(batch, blockIdx.x);")
         elif self.block.strides:
-            groups, step = "gridDim.x", "step"
+            groups = "gridDim.x"
             if self.block.groups > 1:
                 group, groups = f"({group})", "kGroups * gridDim.x"
             text(f"const Run run = {{static_cast<long long>(kElements) * {group}, batch.inner}};")
@@ -274,14 +273,18 @@ class Source:
         print_prefetch(names - soon, f"{here}run.first{ahead}")
         if self.block.ahead:
             self._print_fetches(text, self.block.fetched, "run.first")
-        text(f"for (long long first = run.first; first < run.end; first += {step}) {{")
+        text(f"for (long long first = run.first; first < run.end; first += {self._step_on}) {{")
         text.indent += 1
         if self._reread:
             text("const int again = static_cast<int>(first >> 62);", f"zero: {UNKNOWN_ZERO}")
         text(f"const auto slice = {here}first{ahead};")
-        self.next = f"first + {step}"
         later = fetched if self.block.ahead else set()
-        print_prefetch(names - later, f"{here}{self.next}{ahead}")
+        print_prefetch(names - later, f"{here}first + {self._step_on}{ahead}")
+
+    @property
+    def _step_on(self) -> str:
+        """How far the loop over slices goes on."""
+        return "step" if self.block.strides else "kElements"
 
     def _print_pointer(self, text: "_Text", x: Pointer) -> None:
         """Where the tiles of a batched array are in global memory."""
@@ -325,7 +328,7 @@ class Source:
             text("sync<kThreads>();")
             gone = [x for x in waiting if max(self.block.uses.readers[x]) < position]
             if gone:
-                self._print_fetches(text, gone, self.next)
+                self._print_fetches(text, gone, f"first + {self._step_on}")
             waiting[:] = [x for x in waiting if x not in gone]
 
         for position, stage in enumerate(self.block.stages):
