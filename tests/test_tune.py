@@ -163,7 +163,7 @@ def limited(**limits: Any) -> Limits:
             "more shared memory than a block has",
             2,
             mass(3),
-            one_changed("elements", 6, 8),
+            one_changed("elements", 8, 10),
             limited(shared_of_block=20 << 10),
         ),
         (

@@ -19,6 +19,7 @@ from jaxmagma.lowering.cuda.parameters import (
     MAX_THREADS,
     MOST_SHARED_BYTES,
     MULTIPROCESSOR_BYTES,
+    MULTIPROCESSOR_REGISTERS,
     RESERVED_BYTES,
     Parameters,
 )
@@ -59,6 +60,8 @@ QUAD_LINES = 4
 # group alone, or for two and registers for both.
 QUAD_THREADS = 128
 QUAD_REGISTERS = 60
+# Registers of a thread for places in memory, beside its values and matrices.
+QUAD_PLACES = 36
 # Symmetric matrices are multiplied half by half where so many multiply-adds for each value of
 # memory take time; by tensor cores if they are so large: lesser halves leave much of a piece empty.
 MANY_PRODUCTS = 10
@@ -280,7 +283,8 @@ def least_blocks(block: Block) -> int:
         several = block.alone or any(len(x.moves) > SEVERAL_MOVES for x in sweeps)
         few = min(resident(block), BUSY_THREADS // (2 if several else 1) // block.threads)
     elif block.quads:
-        few = 1 if block.alone else min(resident(block), enough_blocks(block))
+        most = MULTIPROCESSOR_REGISTERS // (block.threads * quad_registers(block))
+        few = 1 if block.alone else min(resident(block), enough_blocks(block), most)
     elif any(is_crowded(block, stage) for stage in block.stages):
         few = min(3, round(BUSY_THREADS / block.threads))
     elif wants_all_threads(block):
@@ -346,6 +350,13 @@ def has_room(block: Block) -> bool:
 def resident(block: Block) -> int:
     """Blocks that a multiprocessor has shared memory for."""
     return MULTIPROCESSOR_BYTES // (block.shared_bytes() + RESERVED_BYTES)
+
+
+def quad_registers(block: Block) -> int:
+    """Registers that a thread needs, or it would keep some of its values in memory."""
+    sweeps = [x for x in block.stages if isinstance(x, Sweep) and x.lanes > 1]
+    live = max((live_registers(block.plan, x, block.halves) for x in sweeps), default=0)
+    return live + QUAD_PLACES + (block.matrix_registers() if block.holds else 0)
 
 
 def enough_blocks(block: Block) -> int:

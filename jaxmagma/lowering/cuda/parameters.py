@@ -11,6 +11,7 @@ LEAST_SHARED_BYTES = 163 << 10
 # Shared memory of a multiprocessor, and what the system takes of it for each block.
 MULTIPROCESSOR_BYTES = 227 << 10
 RESERVED_BYTES = 1 << 10
+MULTIPROCESSOR_REGISTERS = 1 << 16
 CONSTANT_BYTES = 64 << 10
 MAX_THREADS = 1024
 

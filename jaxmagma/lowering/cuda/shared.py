@@ -8,7 +8,7 @@ was: nobody else reads or writes there.  Tiles that take each other's place shar
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from jaxmagma.lowering.cuda import banks
@@ -156,9 +156,24 @@ class Shared:
 
     def place(self, rooms: Iterable[Room]) -> "Shared":
         """Finds room for the tiles: beside all others that are there at the same time."""
+        given = [(room, self._layout(room)) for room in rooms]
+        # Large ones leave gaps that others fit in; which order of the others is best depends.
+        largest_first = sorted(given, key=lambda x: -x[1].element)
+        places = min(map(self._places, (given, largest_first)), key=lambda x: x[0])
+        self.values = places[0]
+        for (room, layout), begin in places[1]:
+            for tile, axes in room.axes.items():
+                self.layouts[tile] = Layout(tuple(layout.strides[x] for x in axes), layout.element)
+                self.offsets[tile] = begin
+        return self
+
+    def _places(
+        self, rooms: Sequence[tuple[Room, Layout]]
+    ) -> tuple[int, list[tuple[tuple[Room, Layout], int]]]:
+        """How many values rooms take one after the other, each where it fits first; and where."""
         placed: list[tuple[int, int, int, int]] = []  # first stage, last stage, begin, end
-        for room in rooms:
-            layout = self._layout(room)
+        found = []
+        for room, layout in rooms:
             first = min(self.uses.maker[tile] for tile in room.axes)
             last = max(max(self.uses.readers[tile]) for tile in room.axes)
             if self.uses.ahead and self.uses.fetched & room.axes.keys():
@@ -173,11 +188,8 @@ class Shared:
                     break
                 begin = max(begin, end)
             placed.append((first, last, begin, begin + size))
-            self.values = max(self.values, begin + size)
-            for tile, axes in room.axes.items():
-                self.layouts[tile] = Layout(tuple(layout.strides[x] for x in axes), layout.element)
-                self.offsets[tile] = begin
-        return self
+            found.append(((room, layout), begin))
+        return max((end for *_, end in placed), default=0), found
 
     def _layout(self, room: Room) -> Layout:
         if self.uses.fetched & room.axes.keys():
