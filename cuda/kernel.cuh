@@ -6,6 +6,7 @@
 #include "complex.cuh"
 #include "fetch.cuh"
 #include "functions.cuh"
+#include "gather.cuh"
 #include "gemm.cuh"
 #include "map.cuh"
 #include "pack.cuh"

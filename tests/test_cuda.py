@@ -18,10 +18,9 @@ import pytest
 
 import jaxmagma as jm
 from jaxmagma import native
-from jaxmagma.lowering.cuda import lower
+from jaxmagma.lowering.cuda import lower, planned
 from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.kernel import Kernel
-from jaxmagma.plan import plan
 from jaxmagma.program import ElementProgram
 from tests import cuda_fused
 from tests.cuda_programs import (
@@ -95,7 +94,7 @@ def run(
     arrays: Sequence[Any],
     parameters: Parameters | None = None,
 ) -> list[jax.Array]:
-    kernel = lower(plan(program), tuple(extents), parameters)
+    kernel = lower(planned(program), tuple(extents), parameters)
     assert isinstance(kernel, Kernel), kernel
     results: list[jax.Array] = call(kernel, program, extents)(*arrays)
     return results
@@ -212,7 +211,7 @@ def test_square_products(n: int, dtype: str) -> None:
 def test_transposed_square_products(left: str, right: str, out: str) -> None:
     for spec in (f"{left},{right}->{out}", f"{right},{left}->{out}"):
         program = contraction(spec, dict.fromkeys("ijk", 6))
-        kernel = lower(plan(program), (ELEMENTS,))
+        kernel = lower(planned(program), (ELEMENTS,))
         assert isinstance(kernel, Kernel) and kernel.target == "jaxmagma_cuda_bgemm"
         check(program, ELEMENTS)
 
@@ -327,11 +326,12 @@ def test_every_function(dtype: str) -> None:
     cuda_fused.assert_same(program, arrays, run(program, (ELEMENTS,), arrays))
 
 
+@pytest.mark.parametrize("parameters", [None, Parameters(ahead=True)], ids=str)
 @pytest.mark.parametrize("components", [1, 3])
-def test_gather(components: int) -> None:
+def test_gather(components: int, parameters: Parameters | None) -> None:
     program = cuda_fused.gathering(components, 5000, ELEMENTS)
     arrays = cuda_fused.indexed(program, ELEMENTS)
-    cuda_fused.assert_same(program, arrays, run(program, (ELEMENTS,), arrays))
+    cuda_fused.assert_same(program, arrays, run(program, (ELEMENTS,), arrays, parameters))
 
 
 @pytest.mark.parametrize("widths", [(8,), (1,), (2, 1), (1, 1), (16, 3)])
@@ -393,7 +393,7 @@ def test_zero_times_infinity_is_nan() -> None:
 def test_same_bits_every_time(program: ElementProgram) -> None:
     elements = 50_021
     arrays = [jnp.asarray(x) for x in arguments(program, (elements,))]
-    kernel = lower(plan(program), (elements,))
+    kernel = lower(planned(program), (elements,))
     assert isinstance(kernel, Kernel)
     function = call(kernel, program, (elements,))
     first = function(*arrays)
@@ -407,7 +407,7 @@ def test_same_bits_every_time(program: ElementProgram) -> None:
 
 def test_traced_basis_changes_between_calls() -> None:
     program = mass(2, constant=False)
-    kernel = lower(plan(program), (ELEMENTS,))
+    kernel = lower(planned(program), (ELEMENTS,))
     assert isinstance(kernel, Kernel)
     function = call(kernel, program, (ELEMENTS,))
     pending = []
@@ -420,7 +420,7 @@ def test_traced_basis_changes_between_calls() -> None:
 
 def test_two_calls_have_a_basis_each() -> None:
     program = chain(4, constant=False)
-    kernel = lower(plan(program), (ELEMENTS,))
+    kernel = lower(planned(program), (ELEMENTS,))
     assert isinstance(kernel, Kernel)
     function = call(kernel, program, (ELEMENTS,))
     first, second = (arguments(program, (ELEMENTS,), seed) for seed in (1, 2))
@@ -435,7 +435,7 @@ def test_loops_on_the_device(constant: bool) -> None:
     """Loops become CUDA graphs; ten calls in a row, too."""
     program = chain(3, constant=constant)
     elements = 257
-    kernel = lower(plan(program), (elements,))
+    kernel = lower(planned(program), (elements,))
     assert isinstance(kernel, Kernel)
     function = call(kernel, program, (elements,))
     *basis, d, a = (jnp.asarray(x) for x in arguments(program, (elements,)))
@@ -467,7 +467,7 @@ def test_loops_on_the_device(constant: bool) -> None:
 
 def test_compiler_errors_reach_the_user() -> None:
     program = chain(2)
-    kernel = lower(plan(program), (10,))
+    kernel = lower(planned(program), (10,))
     assert isinstance(kernel, Kernel)
     broken = {**kernel.attributes, "source": "not a kernel", "name": "jaxmagma_broken"}
     function = call(Kernel(kernel.target, broken), program, (10,))
@@ -485,7 +485,7 @@ def test_missing_attributes_are_named() -> None:
 def test_cache_is_used_and_repaired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAXMAGMA_CACHE_DIR", str(tmp_path))
     program = mass(1)
-    kernel = lower(plan(program), (ELEMENTS,))
+    kernel = lower(planned(program), (ELEMENTS,))
     assert isinstance(kernel, Kernel)
     arrays = arguments(program, (ELEMENTS,))
 

@@ -20,10 +20,9 @@ import pytest
 from fem_demo import basis
 from jaxmagma.builder import Builder
 from jaxmagma.calculus import transpose
-from jaxmagma.lowering.cuda import lower
+from jaxmagma.lowering.cuda import lower, planned
 from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.kernel import Declined, Kernel
-from jaxmagma.plan import plan
 from jaxmagma.program import Constant, ElementProgram, Input, Output
 from tests import cuda_emulator, cuda_fused
 from tests.cuda_programs import (
@@ -108,7 +107,7 @@ def native() -> Any:
 
 
 def lowered(program: ElementProgram, extents: tuple[int, ...] = (1000,), **options: Any) -> Kernel:
-    found = lower(plan(program), extents, Parameters(**options))
+    found = lower(planned(program), extents, Parameters(**options))
     assert isinstance(found, Kernel), found
     return found
 
@@ -238,20 +237,20 @@ def test_reads_like_the_mathematics() -> None:
 
 
 def test_square_products_are_compiled_ahead() -> None:
-    found = lower(plan(product(8, 8, 8)), (1000,))
+    found = lower(planned(product(8, 8, 8)), (1000,))
     assert isinstance(found, Kernel)
     assert found.target == "jaxmagma_cuda_bgemm"
     assert found.attributes == {"size": 8, "transposed": 0}
     for spec in ("eij,ekj->eik", "eji,ejk->eki"):
-        found = lower(plan(contraction(spec, dict.fromkeys("ijk", 5))), (1000,))
+        found = lower(planned(contraction(spec, dict.fromkeys("ijk", 5))), (1000,))
         assert isinstance(found, Kernel) and found.attributes["transposed"] > 0
-    rectangular = lower(plan(product(8, 8, 7)), (1000,))
+    rectangular = lower(planned(product(8, 8, 7)), (1000,))
     assert isinstance(rectangular, Kernel) and rectangular.target == "jaxmagma_cuda"
 
 
 def test_declines() -> None:
     def reason(program: ElementProgram) -> str:
-        found = lower(plan(program), (10,) * program.batch_rank)
+        found = lower(planned(program), (10,) * program.batch_rank)
         assert isinstance(found, Declined)
         return found.reason
 
@@ -619,6 +618,30 @@ def test_numbers_of_gathered_vectors(components: int, quads: bool, folder: Path,
     program = cuda_fused.gathering(components, 50, 13)
     arrays = cuda_fused.indexed(program, 13)
     kernel = lowered(program, (13,), quads=quads)
+    got = cuda_emulator.run(kernel, program, arrays, folder)
+    cuda_fused.assert_same(program, arrays, got)
+
+
+@pytest.mark.parametrize("elements", [1, 13])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"threads": 32, "elements": 2},
+        {"threads": 32, "groups": 2, "elements": 1},
+        {"quads": True, "elements": 3},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("components", [1, 3])
+def test_gathered_vectors_come_ahead(
+    components: int, options: dict[str, Any], elements: int, folder: Path, x64: None
+) -> None:
+    """Two blocks share the slices: what is there of one is replaced by what is after the next."""
+    program = cuda_fused.gathering(components, 50, elements)
+    arrays = cuda_fused.indexed(program, elements)
+    kernel = lowered(program, (elements,), ahead=True, **options)
+    assert kernel.source.count(f"gather<{components}>(") == 2  # before the loop, and in it
+    assert "load_gathered" not in kernel.source
     got = cuda_emulator.run(kernel, program, arrays, folder)
     cuda_fused.assert_same(program, arrays, got)
 

@@ -64,10 +64,13 @@ class Block:
         everything = set(range(self.program.batch_rank))
         self.summed = [n for n, x in enumerate(self.program.outputs) if set(x.batch) != everything]
         self.stored = [n for n in range(len(self.program.outputs)) if n not in self.summed]
+        self.brought = self._find_brought()
         self.origins = {
-            n: origin(plan, n) for n, s in plan.numbered_steps() if isinstance(s, View | Gather)
+            n: origin(plan, n, self.brought)
+            for n, step in plan.numbered_steps()
+            if isinstance(step, View | Gather) and n not in self.brought
         }
-        self.gathered = {x.tile for x in self.origins.values() if x.index is not None}
+        self.gathered = {x.vector for x in plan.steps if isinstance(x, Gather)}
         self.written, self.skipped = self._find_written()
         self.accumulations, gone = accumulations(plan, parameters.accumulate)
         self.accumulated = {x.output for x in self.accumulations}
@@ -85,6 +88,17 @@ class Block:
         self.uses: Uses
 
     # ---- Where values are ------------------------------------------------------------------------
+
+    def _find_brought(self) -> dict[int, Gather]:
+        """The gathered tiles that threads bring to shared memory ahead of their use."""
+        return {
+            n: step
+            for n, step in self.plan.numbered_steps()
+            if self.parameters.ahead
+            and isinstance(step, Gather)
+            and self.plan.tiles[step.index].batched
+            and not self.is_constant(step.index)
+        }
 
     def origin(self, tile: int) -> Origin:
         return self.origins.get(tile) or Origin(tile)
@@ -321,7 +335,7 @@ class Block:
 
     def find_uses(self, fetched: list[int]) -> Uses:
         self.fetched = fetched
-        maker: dict[int, int] = dict.fromkeys(self.fetched, BEFORE)
+        maker: dict[int, int] = dict.fromkeys((*self.fetched, *self.brought), BEFORE)
         readers: dict[int, list[int]] = {}
         for position, stage in enumerate(self.stages):
             for tile in self.made(stage):
@@ -337,15 +351,14 @@ class Block:
             readers.setdefault(tile, []).append(len(self.stages))
         assembled = {stage.number for stage in self.stages if isinstance(stage, Assembly)}
         viewed = {x.tile for x in self.origins.values() if x.index is None}
-        plain = sums | viewed | assembled
-        return Uses(
-            self.plan, self.stages, maker, readers, self.origins, plain, set(fetched), self.ahead
-        )
+        plain = sums | viewed | assembled | self.brought.keys()
+        before = {*fetched, *self.brought}
+        return Uses(self.plan, self.stages, maker, readers, self.origins, plain, before, self.ahead)
 
     @property
     def ahead(self) -> bool:
         """Whether operands of the next elements are fetched during the work on these."""
-        return bool(self.parameters.ahead) and bool(self.fetched)
+        return bool(self.parameters.ahead) and bool(self.fetched or self.brought)
 
     @property
     def strides(self) -> bool:

@@ -69,6 +69,7 @@ class Source:
     def __init__(self, block: Block) -> None:
         self.block = block
         self.type = block.type
+        self.brought = {n: x for n, x in block.brought.items() if n in block.uses.tiles}
         self.matrices = 0  # uses of the constant bank so far
         self.pointers = self._pointers()
         self.text = self._source()
@@ -81,6 +82,7 @@ class Source:
         sweeps = (x for x in self.block.stages if isinstance(x, Sweep))
         read |= {x for sweep in sweeps for x in self.block.outside_bank(sweep)}
         read |= {x.tile for x in self.block.pieces()}
+        read |= {x for step in self.brought.values() for x in (step.vector, step.index)}
         for tile, operand in enumerate(self.block.program.inputs):
             if operand.constant is None:
                 if tile in read:
@@ -270,16 +272,32 @@ class Source:
             text(f"const auto slice = {here}run.first{ahead};")
             print_prefetch(names - soon, "slice")
             return
-        print_prefetch(names - soon, f"{here}run.first{ahead}")
-        if self.block.ahead:
+        # Indices are read for the slice after each, so they are asked for one earlier.
+        indices = {f"g{step.index}" for step in self.brought.values()}
+        print_prefetch(names - soon - indices, f"{here}run.first{ahead}")
+        print_prefetch(indices, f"{here}run.first + {self._step_on}{ahead}")
+        if self.block.ahead and self.block.fetched:
             self._print_fetches(text, self.block.fetched, "run.first")
+        if self.brought:
+            text("{")
+            text.indent += 1
+            text(f"const auto next = {here}run.first{ahead};")
+            self._print_places(text)
+            self._print_gathers(text, self.brought)
+            text.indent -= 1
+            text("}")
         text(f"for (long long first = run.first; first < run.end; first += {self._step_on}) {{")
         text.indent += 1
         if self._reread:
             text("const int again = static_cast<int>(first >> 62);", f"zero: {UNKNOWN_ZERO}")
         text(f"const auto slice = {here}first{ahead};")
         later = fetched if self.block.ahead else set()
-        print_prefetch(names - later, f"{here}first + {self._step_on}{ahead}")
+        print_prefetch(names - later - indices, f"{here}first + {self._step_on}{ahead}")
+        if self.brought:
+            text(f"const auto next = {here}first + {self._step_on}{ahead};")
+            print_prefetch(indices, f"{here}first + 2 * {self._step_on}{ahead}")
+            self._print_places(text)
+            text("await_copies<kThreads>();")
 
     @property
     def _step_on(self) -> str:
@@ -288,19 +306,47 @@ class Source:
 
     def _print_pointer(self, text: "_Text", x: Pointer) -> None:
         """Where the tiles of a batched array are in global memory."""
+        text(f"const auto {x.name} = {self._tiles(x, 'slice')};")
+
+    def _tiles(self, x: Pointer, slice_: str) -> str:
+        """A function of the element: where the tile of an array is in global memory."""
+        if not x.axes:
+            return f"[&](int) {{ return {x.name}_; }}"
         slot = [y for y in self.pointers if y.axes].index(x)
-        text(
-            f"const auto {x.name} = [&](int e) {{ return {x.name}_ + "
-            f"batch.offset<{slot}, {x.size}>(slice.element(e)); }};"
+        return (
+            f"[&](int e) {{ return {x.name}_ + "
+            f"batch.offset<{slot}, {x.size}>({slice_}.element(e)); }}"
         )
 
     def _print_place(self, text: "_Text", tile: int) -> None:
         """Where a tile is in shared memory."""
+        text(f"const auto s{tile} = {self._place(tile)};", self._shape(tile))
+
+    def _place(self, tile: int) -> str:
+        """The same, in shared memory."""
         size = self.block.shared.layouts[tile].element
         place = f"shared + {self.block.shared.offsets[tile]} + {size} * e"
         if tile in self.block.fetched:
             place = f"fetched({place}, g{tile}(e))"
-        text(f"const auto s{tile} = [&](int e) {{ return {place}; }};", self._shape(tile))
+        return f"[&](int e) {{ return {place}; }}"
+
+    def _print_places(self, text: "_Text") -> None:
+        """Reads where gathered tiles of the next elements are in their vectors."""
+        for tile, step in self.brought.items():
+            size = self.block.plan.tiles[step.index].size
+            index = self._tiles(self._parameter(step.index), "next")
+            text(f"const auto places{tile} = places<kThreads, kElements, {size}>(thread, {index});")
+
+    def _print_gathers(self, text: "_Text", tiles: Iterable[int]) -> None:
+        """Brings gathered tiles of the next elements."""
+        for tile in tiles:
+            step = self.brought[tile]
+            components = self.block.plan.tiles[tile].size // self.block.plan.tiles[step.index].size
+            vector = self._tiles(self._parameter(step.vector), "next")
+            text(f"gather<{components}>(thread, {self._place(tile)}, {vector}, places{tile});")
+
+    def _parameter(self, tile: int) -> Pointer:
+        return next(x for x in self.pointers if x.name == f"g{tile}")
 
     def _print_fetch(self, text: "_Text", tile: int) -> None:
         number, size = self.block.fetched.index(tile), self.block.plan.tiles[tile].size
@@ -312,7 +358,7 @@ class Source:
         text.indent += 1
         text(f"const auto slice = jaxmagma::slice<kElements>({first}, run.end);")
         for tile in tiles:
-            self._print_pointer(text, next(x for x in self.pointers if x.name == f"g{tile}"))
+            self._print_pointer(text, self._parameter(tile))
             self._print_place(text, tile)
             self._print_fetch(text, tile)
         text.indent -= 1
@@ -321,14 +367,16 @@ class Source:
     def _print_stages(self, text: "_Text") -> None:
         reads: set[int] = set()
         writes: set[int] = set()
-        waiting = list(self.block.fetched) if self.block.ahead else []
+        waiting = [*self.block.fetched, *self.brought] if self.block.ahead else []
 
         def print_barrier(position: int) -> None:
             """What has been read by then may be replaced by what comes next."""
             text("sync<kThreads>();")
             gone = [x for x in waiting if max(self.block.uses.readers[x]) < position]
-            if gone:
-                self._print_fetches(text, gone, f"first + {self._step_on}")
+            fetched = [x for x in gone if x not in self.brought]
+            if fetched:
+                self._print_fetches(text, fetched, f"first + {self._step_on}")
+            self._print_gathers(text, [x for x in gone if x in self.brought])
             waiting[:] = [x for x in waiting if x not in gone]
 
         for position, stage in enumerate(self.block.stages):
@@ -372,7 +420,8 @@ class Source:
         if self.block.fetched and self.block.loops:
             text("phase ^= 1;")
         if not self.block.summed:
-            if self.block.loops and self.block.shared.values:
+            awaited = bool(self.brought) and not waiting  # by a barrier, too
+            if self.block.loops and self.block.shared.values and not awaited:
                 print_barrier(len(self.block.stages))
             return
         text("")

@@ -5,7 +5,7 @@ one where its index points.  A view that has no such reading (of another view, o
 components of gathered values) is of a copy, which :func:`resolvable` adds to the plan.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,9 +39,12 @@ class Origin:
     components: int = 1
 
 
-def origin(plan: Plan, tile: int) -> Origin:
-    """Where the values of ``tile`` are, in a plan that is ``resolvable``."""
-    found = _origin(plan.steps, plan.tiles, len(plan.program.inputs), tile)
+def origin(plan: Plan, tile: int, whole: Collection[int] = ()) -> Origin:
+    """Where the values of ``tile`` are, in a plan that is ``resolvable``.
+
+    Those of ``whole`` tiles are where they say, whatever made them.
+    """
+    found = _origin(plan.steps, plan.tiles, len(plan.program.inputs), tile, whole)
     assert found is not None
     return found
 
@@ -51,10 +54,12 @@ def _origin(
     tiles: tuple[Tile, ...] | list[Tile],
     first: int,
     tile: int,
+    whole: Collection[int] = (),
 ) -> Origin | None:
-    step = steps[tile - first] if tile >= first else None
+    step = steps[tile - first] if tile >= first and tile not in whole else None
     if isinstance(step, View):
-        return _shown(step, _origin(steps, tiles, first, step.operand), tiles[step.operand])
+        inner = _origin(steps, tiles, first, step.operand, whole)
+        return _shown(step, inner, tiles[step.operand])
     if isinstance(step, Gather):
         rank = len(tiles[step.index].shape)
         shape = tiles[tile].shape
