@@ -14,7 +14,7 @@ from jaxmagma.choices import MODEL, Choice
 from jaxmagma.einsum import einsum
 from jaxmagma.fallback import plain_calls
 from jaxmagma.jaxpr import nested
-from jaxmagma.lowering import lower
+from jaxmagma.lowering import lower, planned
 from jaxmagma.lowering.kernel import Declined
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, plan
 from jaxmagma.primitive import program_p
@@ -165,20 +165,20 @@ def applications(jaxpr: Any) -> Iterator[Any]:
 
 def _explain_program(program: ElementProgram, shapes: Any, device: jax.Device) -> Explanation:
     extents = program.batch_extents(shapes)
-    planned = plan(program)
     platform = "cuda" if device.platform == "gpu" else device.platform
     native = platform in ("cpu", "cuda")
+    done = planned(program, platform) if native else plan(program)
     kernel = lower(program, extents, platform) if native else Declined(f"no backend for {platform}")
     elements = math.prod(extents)
     real = 4 if np.issubdtype(program.dtype, np.complexfloating) else 1
-    flops, least_bytes = real * elements * planned.flops, program.least_bytes(extents)
+    flops, least_bytes = real * elements * done.flops, program.least_bytes(extents)
     return Explanation(
         platform,
         kernel.reason if isinstance(kernel, Declined) else None,
         "" if isinstance(kernel, Declined) else kernel.description,
         elements,
-        tuple(_sentences(planned)),
-        tuple(tile.shape for tile in planned.tiles),
+        tuple(_sentences(done)),
+        tuple(tile.shape for tile in done.tiles),
         flops,
         least_bytes,
         roofline(program.dtype, device).seconds(least_bytes, flops),

@@ -8,7 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jaxmagma.builder import letters
-from jaxmagma.plan import Plan, Pointwise, Product, Step, Tile, renumbered
+from jaxmagma.plan import Plan, Pointwise, Product, Step, Tile, plan, renumbered
+from jaxmagma.program import ElementProgram
+
+
+def planned(program: ElementProgram, inside_out: bool = False) -> Plan:
+    """The plan of a program, factored."""
+    return factored(plan(program, inside_out))
 
 
 def factored(plan: Plan) -> Plan:

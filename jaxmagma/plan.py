@@ -9,11 +9,16 @@ done once for all elements, so it is as good as free, but it is not free of cons
 multiplying two bases makes a larger one.  Both follow from giving the batch a symbolic label with
 a large extent.
 
+The natural order of an operator is that tiles go through their bases one by one, meet at the
+points, and go back: fibre by fibre, in registers.  Another one has to be cheaper by more than a
+tenth.  (``opt_einsum`` counts a multiplication alone like one with an addition.)
+
 **Order of a sum factorisation.**  The mode products of a tensor-product operator,
 ``B_x B_y B_z u``, commute and usually cost the same in any order.  On the way in, the slowest axis
 of the tile goes first and the one after it last, and on the way out the other way round: the first
 contraction then reads memory along its fastest axes, the last one writes along them, and the two
-in the middle work on the same fibres, which never leave the registers of a fused kernel.
+in the middle work on the same fibres, which never leave the registers of a fused kernel.  Turned
+``inside_out``, it is these two that have the slowest axis.
 
 **Several contractions.**  Each has the order that is best for it alone, or, if the plan then has
 fewer operations, the one that adds fewest to the steps that the others have made.
@@ -49,6 +54,8 @@ from jaxmagma.program import (
 _MANY_ELEMENTS = 1 << 20
 # A contraction of more terms is not made of smaller ones.
 _MOST_MERGED = 8
+# How much more the natural order may cost.
+_NATURAL = 1.1
 # So many terms are looked at in every order, where some are known already.
 _FEW_TERMS = 4
 # Dynamic programming looks at up to 2**n subsets of n terms: a tenth of a second for this many.
@@ -251,12 +258,16 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(program: ElementProgram) -> Plan:
+def plan(program: ElementProgram, inside_out: bool = False) -> Plan:
     """Chooses the order of every contraction of ``program``."""
     merged = _merged(program)
     several = sum(isinstance(x, Contract) for x in merged) > 1
     ways = dict.fromkeys((merged, program.operations))
-    planners = [_Planner(program, x, reuse) for reuse in (False, True)[: 1 + several] for x in ways]
+    planners = [
+        _Planner(program, x, reuse, inside_out)
+        for reuse in (False, True)[: 1 + several]
+        for x in ways
+    ]
     return min((x.plan() for x in planners), key=lambda x: x.flops)
 
 
@@ -267,6 +278,7 @@ def contraction_order(
     sizes: tuple[tuple[str, int], ...],
     batched: tuple[bool, ...],
     computed: tuple[bool, ...] = (),
+    inside_out: bool = False,
 ) -> tuple[tuple[int, int], ...]:
     """The pairwise order of an n-ary contraction under the cost model.
 
@@ -295,7 +307,71 @@ def contraction_order(
             pairs.append((made, other))
             made = len(terms) + len(pairs) - 1
         alive.append(made)
-    return _modes_in_order(terms, output, extents, batched, computed, pairs)
+    natural = _by_modes(terms, output, batched)
+    if natural is not None:
+        found, usual = (_flops(terms, output, extents, batched, x) for x in (pairs, natural))
+        if usual <= _NATURAL * found:
+            pairs = natural
+    return _modes_in_order(terms, output, extents, batched, computed, pairs, inside_out)
+
+
+def _by_modes(
+    terms: tuple[str, ...], output: str, batched: tuple[bool, ...]
+) -> list[tuple[int, int]] | None:
+    """The order in which no tile but one meets another before all of its bases have been applied.
+
+    None, if the shared terms are no bases, or some of them cannot be applied so.
+    """
+    alive = {n: set(x) for n, x in enumerate(terms)}
+    pairs: list[tuple[int, int]] = []
+
+    def multiply(left: int, right: int, made: set[str]) -> None:
+        alive[len(terms) + len(pairs)] = made
+        pairs.append((left, right))
+        del alive[left], alive[right]
+
+    def apply_basis() -> bool:
+        for matrix, tile in itertools.product(alive, alive):
+            if matrix >= len(terms) or batched[matrix] or (tile < len(terms) and not batched[tile]):
+                continue
+            lost, new = alive[matrix] & alive[tile], alive[matrix] - alive[tile]
+            others = set(output).union(*(x for n, x in alive.items() if n not in (matrix, tile)))
+            if len(lost) == len(new) == 1 and not lost & others:
+                multiply(matrix, tile, alive[tile] - lost | new)
+                return True
+        return False
+
+    while len(alive) > 1:
+        if apply_basis():
+            continue
+        tiles = [n for n in alive if n >= len(terms) or batched[n]]
+        if len(tiles) < 2:
+            return None
+        left, right = tiles[-2:]
+        later = set(output).union(*(x for n, x in alive.items() if n not in (left, right)))
+        multiply(left, right, (alive[left] | alive[right]) & later)
+    return pairs if next(iter(alive.values())) == set(output) else None
+
+
+def _flops(
+    terms: tuple[str, ...],
+    output: str,
+    extents: Mapping[str, int],
+    batched: tuple[bool, ...],
+    pairs: Sequence[tuple[int, int]],
+) -> int:
+    """What an order costs for each element."""
+    alive = {n: (set(x), batched[n]) for n, x in enumerate(terms)}
+    total = 0
+    for number, pair in enumerate(pairs, start=len(terms)):
+        (left, many), (right, more) = (alive.pop(x) for x in pair)
+        later = set(output).union(*(x for x, _ in alive.values()))
+        made = (left | right) & later
+        if many or more:
+            adds = 2 if (left | right) - made else 1
+            total += adds * math.prod(extents[x] for x in left | right)
+        alive[number] = made, many or more
+    return total
 
 
 def _modes_in_order(
@@ -305,6 +381,7 @@ def _modes_in_order(
     batched: Sequence[bool],
     computed: Sequence[bool],
     pairs: list[tuple[int, int]],
+    inside_out: bool,
 ) -> tuple[tuple[int, int], ...]:
     """Reorders runs of commuting mode products; see the module's docstring."""
     count = len(terms)
@@ -347,7 +424,8 @@ def _modes_in_order(
             way_in = start < count and not (computed and computed[start])
             # What is computed has its own order of axes; what is asked for may have any.
             way_out = labels[start] if start < count else made
-            best = _best_run([terms[m] for m in run], labels[start], way_out, extents, way_in)
+            matrices = [terms[m] for m in run]
+            best = _best_run(matrices, labels[start], way_out, extents, way_in, inside_out)
             tile = start
             for link, choice in zip(links, best, strict=True):
                 ordered[link] = (run[choice], tile)
@@ -357,13 +435,19 @@ def _modes_in_order(
 
 
 def _best_run(
-    matrices: list[str], start: str, made: str, extents: dict[str, int], way_in: bool
+    matrices: list[str],
+    start: str,
+    made: str,
+    extents: dict[str, int],
+    way_in: bool,
+    inside_out: bool,
 ) -> tuple[int, ...]:
     """The cheapest order of commuting mode products; among equals, the one memory likes best."""
     tile = start if way_in else made
     axis = [next(tile.index(x) for x in m if x in tile) for m in matrices]
     slowest_first = sorted(range(len(matrices)), key=axis.__getitem__)
-    favourite = [slowest_first[0], *slowest_first[:0:-1]]
+    slowest, *others = slowest_first
+    favourite = [*others, slowest] if inside_out else [slowest, *reversed(others)]
     if not way_in:
         favourite.reverse()
 
@@ -483,11 +567,16 @@ class _Planner:
     """Plans operations one by one; with ``reuse``, contractions by what others have made, too."""
 
     def __init__(
-        self, program: ElementProgram, operations: Sequence[Operation], reuse: bool
+        self,
+        program: ElementProgram,
+        operations: Sequence[Operation],
+        reuse: bool,
+        inside_out: bool,
     ) -> None:
         self.program = program
         self.operations = operations
         self.reuse = reuse
+        self.inside_out = inside_out
         self.tiles = [Tile(x.tile, x.dtype, bool(x.batch)) for x in program.inputs]
         self.steps: list[Step] = []
         self.made: dict[Step, int] = {}
@@ -600,7 +689,8 @@ class _Planner:
         batched = tuple(self.tiles[value].batched for value, _ in terms)
         labels = tuple(x for _, x in terms)
         computed = tuple(self._computed(value) for value, _ in terms)
-        order = contraction_order(labels, operation.output, operation.sizes, batched, computed)
+        sizes, output = operation.sizes, operation.output
+        order = contraction_order(labels, output, sizes, batched, computed, self.inside_out)
         alive = list(range(len(terms)))
         for number, pair in enumerate(order, start=len(terms)):
             left, right = map(alive.index, pair)

@@ -22,7 +22,7 @@ from jaxmagma import assembly, native
 from jaxmagma.builder import Builder
 from jaxmagma.functions import FUNCTIONS
 from jaxmagma.fuse import fuse
-from jaxmagma.lowering.cpu import encode, lower
+from jaxmagma.lowering.cpu import encode, lower, planned
 from jaxmagma.lowering.cpu.lanes import POINT_MATRIX, Encoder
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.plan import plan
@@ -75,7 +75,7 @@ def einsum_program(
 
 def kernel(program: ElementProgram) -> Kernel:
     native.load("cpu")
-    found = encode(plan(program))
+    found = encode(planned(program))
     assert isinstance(found, Kernel), found
     return found
 

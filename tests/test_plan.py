@@ -112,6 +112,26 @@ def test_flops_count_what_is_done_for_every_element() -> None:
     assert planned.flops == 2 * 3 * 3
 
 
+@pytest.mark.parametrize("q", [5, 8, 12])
+def test_operators_with_few_nodes_keep_to_fibres(q: int) -> None:
+    """Where products of bases, of 4 q values, would be as cheap or a little cheaper."""
+    b, shape = (q, 2), (ELEMENTS, 2, 2)
+    planned = plan_of("xi,yj,exy,xa,yb,eab->eij", b, b, (ELEMENTS, q, q), b, b, shape)
+    assert planned.flops == 4 * (q * 2 * 2 + q * q * 2) + q * q
+    assert [bool(step.contracted) for step in products(planned)] == [True] * 2 + [False] + [
+        True
+    ] * 2
+
+
+def test_another_order_must_be_much_cheaper() -> None:
+    """Weights at many points of one node each: their sums with products of bases come first."""
+    b = (20, 1)
+    shapes = (b, b, (ELEMENTS, 20, 20), b, b, (ELEMENTS, 1, 1))
+    planned = plan_of("xi,yj,exy,xa,yb,eab->eij", *shapes)
+    natural = 4 * (20 + 20 * 20) + 20 * 20
+    assert planned.flops < natural / 1.1
+
+
 # ---- Order -----------------------------------------------------------------------------------
 
 
@@ -134,6 +154,14 @@ def test_mass_matrix_starts_with_the_slowest_axis_and_comes_back_mirrored(n: int
     assert replaced_axes(planned, first=1) == [slowest, fastest, middle, middle, fastest, slowest]
     kinds = ["contract" if step.contracted else "multiply" for step in products(planned)]
     assert kinds == ["contract"] * 3 + ["multiply"] + ["contract"] * 3
+
+
+@pytest.mark.parametrize(("n", "q"), [(3, 4), (4, 4)])
+def test_inside_out_the_slowest_axis_is_in_the_middle(n: int, q: int) -> None:
+    planned = plan(bk1(n, q).program, inside_out=True)
+    slowest, middle, fastest = 0, 1, 2
+    assert replaced_axes(planned, first=1) == [middle, fastest, slowest, slowest, fastest, middle]
+    assert planned.flops == bk1(n, q).flops
 
 
 @pytest.mark.parametrize("spec", ["xa,yb,zc,eabc->exyz", "zc,xa,yb,eabc->exyz"])

@@ -7,7 +7,7 @@ from dataclasses import replace
 from jaxmagma import choices, native
 from jaxmagma.choices import MODEL, Choice
 from jaxmagma.lowering.kernel import Declined, Kernel
-from jaxmagma.plan import plan
+from jaxmagma.plan import Plan
 from jaxmagma.program import ElementProgram
 
 
@@ -27,6 +27,12 @@ def lower(program: ElementProgram, extents: tuple[int, ...], platform: str) -> K
     return replace(found, choice=choice)
 
 
+def planned(program: ElementProgram, platform: str) -> Plan:
+    """The plan that the platform's backend makes a kernel of."""
+    made: Plan = importlib.import_module(f"jaxmagma.lowering.{platform}").planned(program)
+    return made
+
+
 @functools.lru_cache(maxsize=4096)
 def _lower(
     program: ElementProgram, extents: tuple[int, ...], platform: str, choice: Choice
@@ -42,11 +48,11 @@ def _lower(
         return Declined("it was measured to be faster")
     backend = importlib.import_module(f"jaxmagma.lowering.{platform}")
     if choice.parameters is None:
-        made: Kernel | Declined = backend.lower(plan(program), extents)
+        made: Kernel | Declined = backend.lower(backend.planned(program), extents)
         return made
     try:
         parameters = backend.Parameters(**dict(choice.parameters))
-        made = backend.lower(plan(program), extents, parameters)
+        made = backend.lower(backend.planned(program), extents, parameters)
     except (TypeError, ValueError, ArithmeticError) as error:
         # Files say what they like, and a parameter may mean something else by now.
         return Declined(f"no kernel has the parameters {choice}: {error}")

@@ -56,7 +56,7 @@ An operation of an expression works on a chunk of its points; see
 import math
 from dataclasses import dataclass
 
-from jaxmagma.factoring import factored
+from jaxmagma.factoring import planned as planned
 from jaxmagma.functions import COMPLEX_FUNCTIONS
 from jaxmagma.lowering.cpu.expressions import NUMBERS
 from jaxmagma.lowering.cpu.lanes import DTYPES, GEMM, Encoder
@@ -129,7 +129,7 @@ def encode(plan: Plan, parameters: Parameters = Parameters()) -> Kernel | Declin
     reason = _unknown(plan)
     if reason:
         return Declined(reason)
-    code = Encoder(factored(plan))
+    code = Encoder(plan)
     planes = 2 if dtype.kind == "c" else 1
     limit = _SCRATCH_BYTES // _VECTOR_BYTES // planes
     if code.scratch.size > limit:

@@ -33,6 +33,7 @@ from jaxmagma.functions import COMPLEX_FUNCTIONS
 from jaxmagma.lowering.cuda.blocks import TYPES, Block
 from jaxmagma.lowering.cuda.functors import FUNCTORS
 from jaxmagma.lowering.cuda.gemms import LARGEST_BLOCK
+from jaxmagma.lowering.cuda.locality import planned as planned
 from jaxmagma.lowering.cuda.model import busy, choose
 from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.cuda.source import Source
