@@ -92,8 +92,10 @@ struct Machine {
 
   // A vector times the matrix of each point, of which nothing is kept: R by R, or, if symmetric,
   // what is on and above the diagonal. Up to kColumns columns go through all entries together.
-  template <int R, bool kSymmetric, int kColumns>
-  [[gnu::noinline]] static void PointMatrix(const Step& s, Rows rows, T* scratch, int64_t plane) {
+  template <int R, bool kSymmetric, int kColumns, typename Between>
+  [[gnu::noinline]] static void PointMatrix(const Step& s, Rows rows, T* scratch, int64_t plane,
+                                            const Between& between) {
+    const int64_t column_work = s.work / (s.count * (plane / W));
     for (int64_t lane = 0; lane < plane; lane += W, scratch += W) {
       const T* row[W];
       RowPointers(rows, lane, row);
@@ -138,12 +140,14 @@ struct Machine {
             sum[i][c / kPlanes].To(scratch + s.out_row[i] + (column + c) * plane, plane);
           }
         }
+        between(column_work * C);
       });
     }
   }
 
-  template <int R>
-  static void PointMatrix(const Step& s, const Rows& rows, T* scratch, int64_t plane) {
+  template <int R, typename Between>
+  static void PointMatrix(const Step& s, const Rows& rows, T* scratch, int64_t plane,
+                          const Between& between) {
     bool symmetric = true;
     for (int i = 0; i < R; ++i) {
       for (int k = 0; k < i; ++k) {
@@ -155,10 +159,11 @@ struct Machine {
     constexpr int64_t kSameSet = 4096 / sizeof(T);
     const bool collide = (s.left_inner[1] - s.left_inner[0]) % kSameSet == 0;
     const auto run =
-        symmetric ? collide ? PointMatrix<R, true, 2 * kPiece<T>> : PointMatrix<R, true, kPiece<T>>
-        : collide ? PointMatrix<R, false, 2 * kPiece<T>>
-                  : PointMatrix<R, false, kPiece<T>>;
-    run(s, rows, scratch, plane);
+        symmetric ? collide ? PointMatrix<R, true, 2 * kPiece<T>, Between>
+                            : PointMatrix<R, true, kPiece<T>, Between>
+        : collide ? PointMatrix<R, false, 2 * kPiece<T>, Between>
+                  : PointMatrix<R, false, kPiece<T>, Between>;
+    run(s, rows, scratch, plane, between);
   }
 
   // Rows of sums over elements stay in the type of the arithmetic.
@@ -409,12 +414,12 @@ struct Machine {
         case Step::kPointMatrix:
           if constexpr (!kConverts) {
             if (s->rows == 2) {
-              PointMatrix<2>(*s, block.inputs[s->array], scratch, plane);
+              PointMatrix<2>(*s, block.inputs[s->array], scratch, plane, between);
             } else {
-              PointMatrix<3>(*s, block.inputs[s->array], scratch, plane);
+              PointMatrix<3>(*s, block.inputs[s->array], scratch, plane, between);
             }
           }
-          break;
+          continue;
         case Step::kDirect:
           if constexpr (!kComplex && !kConverts) DirectProduct<T>::Run(*s, block);
           break;
