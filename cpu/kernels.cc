@@ -335,15 +335,22 @@ struct Machine {
       const int64_t lines = writes_due_ / kOne;
       writes_due_ %= kOne;
       Send(late_, lines < late_.count ? lines : late_.count);
-      for (reads_due_ += work * reads_; reads_due_ >= kOne; reads_due_ -= kOne) Ask();
+      reads_due_ += work * reads_;
+      Ask(reads_due_ / kOne);
+      reads_due_ %= kOne;
     }
 
    private:
-    void Ask() {
-      if (range_ == last_) return;
-      __builtin_prefetch(p_, 0, 2);
-      p_ += kCacheLine;
-      if (p_ >= range_->end && ++range_ != last_) p_ = range_->begin;
+    void Ask(int64_t lines) {
+      while (lines > 0 && range_ != last_) {
+        const int64_t left = (range_->end - p_ + kCacheLine - 1) / kCacheLine;
+        const int64_t count = lines < left ? lines : left;
+#pragma GCC unroll 4
+        for (int64_t i = 0; i < count; ++i) __builtin_prefetch(p_ + i * kCacheLine, 0, 2);
+        lines -= count;
+        p_ += count * kCacheLine;
+        if (count == left && ++range_ != last_) p_ = range_->begin;
+      }
     }
 
     Lines& late_;
