@@ -91,46 +91,42 @@ struct Machine {
   }
 
   // A vector times the matrix of each point, of which nothing is kept: R by R, or, if symmetric,
-  // what is on and above the diagonal. Up to kColumns columns go through all entries together.
-  template <int R, bool kSymmetric, int kColumns, typename Between>
+  // what is on and above the diagonal.
+  template <int R, bool kSymmetric, typename Between>
   [[gnu::noinline]] static void PointMatrix(const Step& s, Rows rows, T* scratch, int64_t plane,
                                             const Between& between) {
     const int64_t column_work = s.work / (s.count * (plane / W));
     for (int64_t lane = 0; lane < plane; lane += W, scratch += W) {
       const T* row[W];
       RowPointers(rows, lane, row);
-      ForPieces<kColumns, kPlanes>(0, s.count, [&](auto piece, int64_t column) {
+      ForPieces<kPiece<T>, kPlanes>(0, s.count, [&](auto piece, int64_t column) {
         constexpr int C = piece;
-        constexpr int L = C < W ? C : W;
         V sum[R][C / kPlanes];
 #pragma GCC unroll 3
         for (int i = 0; i < R; ++i) {
 #pragma GCC unroll 3
           for (int k = kSymmetric ? i : 0; k < R; ++k) {
-#pragma GCC unroll 2
-            for (int first = 0; first < C; first += L) {
-              Lanes<T> x[L];
-              const int64_t at = column + first + s.left_inner[i * R + k];
-              LoadColumns<T, L>(row, at, x);
-              if constexpr (C == kPiece<T>) AskForRows<C>(row, column, at);
-              const auto add = [&](int to, int from) {
+            Lanes<T> x[C];
+            const int64_t at = column + s.left_inner[i * R + k];
+            LoadColumns<T, C>(row, at, x);
+            if constexpr (C == kPiece<T>) AskForRows<C>(row, column, at);
+            const auto add = [&](int to, int from) {
 #pragma GCC unroll 16
-                for (int c = 0; c < L; c += kPlanes) {
-                  V entry;
-                  entry.re = x[c];
-                  if constexpr (kComplex) entry.im = x[c + 1];
-                  const T* right = scratch + s.right_inner[from] + (column + first + c) * plane;
-                  V& value = sum[to][(first + c) / kPlanes];
-                  if (from == 0) {
-                    value = V::Product(entry, V::At(right, plane));
-                  } else {
-                    value.AddProduct(entry, V::At(right, plane));
-                  }
+              for (int c = 0; c < C; c += kPlanes) {
+                V entry;
+                entry.re = x[c];
+                if constexpr (kComplex) entry.im = x[c + 1];
+                const T* right = scratch + s.right_inner[from] + (column + c) * plane;
+                V& value = sum[to][c / kPlanes];
+                if (from == 0) {
+                  value = V::Product(entry, V::At(right, plane));
+                } else {
+                  value.AddProduct(entry, V::At(right, plane));
                 }
-              };
-              add(i, k);
-              if (kSymmetric && k != i) add(k, i);
-            }
+              }
+            };
+            add(i, k);
+            if (kSymmetric && k != i) add(k, i);
           }
         }
 #pragma GCC unroll 3
@@ -145,6 +141,57 @@ struct Machine {
     }
   }
 
+  // The same, one entry after the other for several columns. Rows of entries that are a multiple of
+  // 4 KiB apart push each other's lines out of the nearest cache; those of one entry have room.
+  template <int R, bool kSymmetric, typename Between>
+  [[gnu::noinline]] static void StagedPointMatrix(const Step& s, Rows rows, T* scratch,
+                                                  int64_t plane, const Between& between) {
+    constexpr int64_t kColumns = 32;
+    alignas(kVectorBytes) T staged[R * R][kColumns * W];
+    constexpr int kEntries = kSymmetric ? R * (R + 1) / 2 : R * R;
+    const int64_t column_work = s.work / (s.count * (plane / W));
+    for (int64_t lane = 0; lane < plane; lane += W, scratch += W) {
+      const T* row[W];
+      RowPointers(rows, lane, row);
+      for (int64_t first = 0; first < s.count; first += kColumns) {
+        const int64_t columns = s.count - first < kColumns ? s.count - first : kColumns;
+        for (int i = 0; i < R; ++i) {
+          for (int k = kSymmetric ? i : 0; k < R; ++k) {
+            ForPieces<kPiece<T>, kPlanes>(0, columns, [&](auto piece, int64_t column) {
+              constexpr int C = piece;
+              Lanes<T> x[C];
+              LoadColumns<T, C>(row, first + column + s.left_inner[i * R + k], x);
+#pragma GCC unroll 16
+              for (int c = 0; c < C; ++c) StoreLanes(staged[i * R + k] + (column + c) * W, x[c]);
+            });
+            between(column_work * columns / kEntries);
+          }
+        }
+        for (int64_t column = 0; column < columns; column += kPlanes) {
+          V sum[R];
+#pragma GCC unroll 3
+          for (int k = 0; k < R; ++k) {
+            const V x = V::At(scratch + s.right_inner[k] + (first + column) * plane, plane);
+#pragma GCC unroll 3
+            for (int i = 0; i < R; ++i) {
+              const int entry = kSymmetric && k < i ? k * R + i : i * R + k;
+              const V d = V::At(staged[entry] + column * W, W);
+              if (k == 0) {
+                sum[i] = V::Product(d, x);
+              } else {
+                sum[i].AddProduct(d, x);
+              }
+            }
+          }
+#pragma GCC unroll 3
+          for (int i = 0; i < R; ++i) {
+            sum[i].To(scratch + s.out_row[i] + (first + column) * plane, plane);
+          }
+        }
+      }
+    }
+  }
+
   template <int R, typename Between>
   static void PointMatrix(const Step& s, const Rows& rows, T* scratch, int64_t plane,
                           const Between& between) {
@@ -154,15 +201,12 @@ struct Machine {
         symmetric &= s.left_inner[i * R + k] == s.left_inner[k * R + i];
       }
     }
-    // Entries this far apart push each other's lines out of the nearest cache: whole lines at a
-    // time, and none that will be read later.
     constexpr int64_t kSameSet = 4096 / sizeof(T);
     const bool collide = (s.left_inner[1] - s.left_inner[0]) % kSameSet == 0;
     const auto run =
-        symmetric ? collide ? PointMatrix<R, true, 2 * kPiece<T>, Between>
-                            : PointMatrix<R, true, kPiece<T>, Between>
-        : collide ? PointMatrix<R, false, 2 * kPiece<T>, Between>
-                  : PointMatrix<R, false, kPiece<T>, Between>;
+        symmetric ? collide ? StagedPointMatrix<R, true, Between> : PointMatrix<R, true, Between>
+        : collide ? StagedPointMatrix<R, false, Between>
+                  : PointMatrix<R, false, Between>;
     run(s, rows, scratch, plane, between);
   }
 
