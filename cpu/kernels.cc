@@ -26,6 +26,9 @@ struct Machine {
 
   // ---- memory <-> lanes ----------------------------------------------------------------------
 
+  // So many columns of an operand are multiplied before memory is seen to.
+  static constexpr int64_t kRun = 32;
+
   // The rows of one vector of elements.
   template <typename P>
   static JAXMAGMA_INLINE void RowPointers(const Rows& rows, int64_t lane, P** pointers) {
@@ -35,9 +38,10 @@ struct Machine {
     }
   }
 
-  template <bool kMultiply>
+  // A product with what is loaded calls `between(work)` after each share of its work.
+  template <bool kMultiply, typename Between>
   [[gnu::noinline]] static void LoadRows(const Step& s, Rows rows, T* staged, T* scratch,
-                                         int64_t plane) {
+                                         int64_t plane, const Between& between) {
     T* out = scratch + s.out;
     const T* right = scratch + s.right;
     for (int64_t lane = 0; lane < plane; lane += W, out += W, right += W) {
@@ -53,7 +57,7 @@ struct Machine {
       } else {
         RowPointers(rows, lane, row);
       }
-      ForPieces<kPiece<T>, kPlanes>(0, s.count, [&](auto piece, int64_t column) {
+      const auto load = [&](auto piece, int64_t column) {
         constexpr int C = piece;
         Lanes<T> x[C];
         LoadColumns<T, C>(row, column, x);
@@ -72,7 +76,17 @@ struct Machine {
 #pragma GCC unroll 16
           for (int c = 0; c < C; ++c) StoreLanes(to + c * plane, x[c]);
         }
-      });
+      };
+      if constexpr (kMultiply) {
+        // This comes in the midst of the work of a block, and is often most of what it reads.
+        for (int64_t first = 0; first < s.count; first += kRun) {
+          const int64_t last = first + kRun < s.count ? first + kRun : s.count;
+          ForPieces<kPiece<T>, kPlanes>(first, last, load);
+          between(s.work / (s.count * (plane / W)) * (last - first));
+        }
+      } else {
+        ForPieces<kPiece<T>, kPlanes>(0, s.count, load);
+      }
     }
   }
 
@@ -146,7 +160,7 @@ struct Machine {
   template <int R, bool kSymmetric, typename Between>
   [[gnu::noinline]] static void StagedPointMatrix(const Step& s, Rows rows, T* scratch,
                                                   int64_t plane, const Between& between) {
-    constexpr int64_t kColumns = 32;
+    constexpr int64_t kColumns = kRun;
     alignas(kVectorBytes) T staged[R * R][kColumns * W];
     constexpr int kEntries = kSymmetric ? R * (R + 1) / 2 : R * R;
     const int64_t column_work = s.work / (s.count * (plane / W));
@@ -420,11 +434,11 @@ struct Machine {
       const auto between = [&](int64_t done) { meanwhile.After(done); };
       switch (s->kind) {
         case Step::kLoad:
-          LoadRows<false>(*s, block.inputs[s->array], staged, scratch, plane);
+          LoadRows<false>(*s, block.inputs[s->array], staged, scratch, plane, between);
           break;
         case Step::kMultiply:
-          LoadRows<true>(*s, block.inputs[s->array], staged, scratch, plane);
-          break;
+          LoadRows<true>(*s, block.inputs[s->array], staged, scratch, plane, between);
+          continue;
         case Step::kStore:
           StoreOutput(*s, scratch + s->left, block, plane);
           break;
@@ -459,7 +473,7 @@ struct Machine {
                                         rows.base += first * kPlanes * sizeof(Stored);
                                         Step load{};
                                         load.count = count * kPlanes;
-                                        LoadRows<false>(load, rows, staged, out, plane);
+                                        LoadRows<false>(load, rows, staged, out, plane, between);
                                       });
           break;
         case Step::kPointMatrix:
