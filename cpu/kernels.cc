@@ -38,10 +38,10 @@ struct Machine {
     }
   }
 
-  // A product with what is loaded calls `between(work)` after each share of its work.
+  // A product with what is loaded calls `between(work)` after each `run` of columns.
   template <bool kMultiply, typename Between>
   [[gnu::noinline]] static void LoadRows(const Step& s, Rows rows, T* staged, T* scratch,
-                                         int64_t plane, const Between& between) {
+                                         int64_t plane, int64_t run, const Between& between) {
     T* out = scratch + s.out;
     const T* right = scratch + s.right;
     for (int64_t lane = 0; lane < plane; lane += W, out += W, right += W) {
@@ -79,8 +79,8 @@ struct Machine {
       };
       if constexpr (kMultiply) {
         // This comes in the midst of the work of a block, and is often most of what it reads.
-        for (int64_t first = 0; first < s.count; first += kRun) {
-          const int64_t last = first + kRun < s.count ? first + kRun : s.count;
+        for (int64_t first = 0; first < s.count; first += run) {
+          const int64_t last = first + run < s.count ? first + run : s.count;
           ForPieces<kPiece<T>, kPlanes>(first, last, load);
           between(s.work / (s.count * (plane / W)) * (last - first));
         }
@@ -434,10 +434,11 @@ struct Machine {
       const auto between = [&](int64_t done) { meanwhile.After(done); };
       switch (s->kind) {
         case Step::kLoad:
-          LoadRows<false>(*s, block.inputs[s->array], staged, scratch, plane, between);
+          LoadRows<false>(*s, block.inputs[s->array], staged, scratch, plane, s->count, between);
           break;
         case Step::kMultiply:
-          LoadRows<true>(*s, block.inputs[s->array], staged, scratch, plane, between);
+          LoadRows<true>(*s, block.inputs[s->array], staged, scratch, plane,
+                         block.ahead_count ? kRun : s->count, between);
           continue;
         case Step::kStore:
           StoreOutput(*s, scratch + s->left, block, plane);
@@ -473,7 +474,8 @@ struct Machine {
                                         rows.base += first * kPlanes * sizeof(Stored);
                                         Step load{};
                                         load.count = count * kPlanes;
-                                        LoadRows<false>(load, rows, staged, out, plane, between);
+                                        LoadRows<false>(load, rows, staged, out, plane, load.count,
+                                                        between);
                                       });
           break;
         case Step::kPointMatrix:
