@@ -3,6 +3,7 @@
 #include <exception>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "bgemm.h"
 #include "complex.cuh"
@@ -34,13 +35,14 @@ const Bgemm* Find(ffi::DataType type, int64_t size) {
   }
 }
 
-// Loads the kernel, which may not happen while a CUDA graph is recorded.
+// Loads the kernel and lets it have its shared memory, neither of which may happen while a CUDA
+// graph is recorded.
 ffi::Error DoInitialize(ffi::AnyBuffer a, ffi::AnyBuffer, ffi::Result<ffi::AnyBuffer>, int64_t size,
                         int64_t) {
   const Bgemm* bgemm = Find(a.element_type(), size);
   if (bgemm == nullptr) return Fail("no kernel for matrices of size " + std::to_string(size));
-  cudaFuncAttributes attributes;
-  const cudaError_t result = cudaFuncGetAttributes(&attributes, bgemm->kernel);
+  const cudaError_t result = cudaFuncSetAttribute(
+      bgemm->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bgemm->bytes);
   return result == cudaSuccess ? ffi::Error::Success() : Fail(cudaGetErrorString(result));
 }
 
@@ -62,10 +64,15 @@ ffi::Error DoExecute(cudaStream_t stream, ffi::AnyBuffer a, ffi::AnyBuffer b,
     const void* left = a.untyped_data();
     const void* right = b.untyped_data();
     void* product = c->untyped_data();
-    Transposed flags = {(transposed & 1) != 0, (transposed & 2) != 0, (transposed & 4) != 0};
+    Transposed flags = {(transposed & 1) != 0, (transposed & 2) != 0};
+    if ((transposed & 4) != 0) {  // C^T = op(B)^T op(A)^T
+      std::swap(left, right);
+      flags = {!flags.b, !flags.a};
+    }
     void* parameters[] = {&left, &right, &product, &count, &flags};
-    const cudaError_t result = cudaLaunchKernel(bgemm->kernel, dim3(static_cast<unsigned>(blocks)),
-                                                dim3(bgemm->threads), parameters, 0, stream);
+    const cudaError_t result =
+        cudaLaunchKernel(bgemm->kernel, dim3(static_cast<unsigned>(blocks)), dim3(bgemm->threads),
+                         parameters, bgemm->bytes, stream);
     return result == cudaSuccess ? ffi::Error::Success() : Fail(cudaGetErrorString(result));
   } catch (const std::exception& e) {
     return Fail(e.what());

@@ -1,19 +1,16 @@
 // Products of small square matrices, compiled for every size: C = op(A) op(B).
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstdint>
 
 namespace jaxmagma {
 
 constexpr int kMostBgemm = 32;
 
-// Which of the three matrices of an element are transposed in memory.
+// Which of the two factors of an element are transposed in memory.
 struct Transposed {
   bool a;
   bool b;
-  bool c;
 };
 
 // A kernel (const T* a, const T* b, T* c, long long count, Transposed), and how to launch it.
@@ -21,6 +18,7 @@ struct Bgemm {
   const void* kernel;
   int threads;
   int elements;  // of a block
+  int bytes;     // of its shared memory
 };
 
 // By size, from 1.

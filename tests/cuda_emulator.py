@@ -77,8 +77,24 @@ def _launch_object(folder: Path) -> Path:
     return made
 
 
+def _compile(source: str, folder: Path, name: str, *objects: Path) -> ctypes.CDLL:
+    source = source.replace("extern __shared__ __align__(16) unsigned char memory[];", "")
+    file, library = folder / f"{name}.cc", folder / f"{name}.so"
+    file.write_text(f'#include "cuda_emulator.h"\n{source}')
+    command = [str(compiler()), "-std=c++17", "-O1", "-w", "-shared", "-fPIC"]
+    command += [f"-I{ROOT / 'tests'}", f"-I{ROOT / 'cuda'}"]
+    subprocess.run([*command, file, *objects, "-o", library], check=True)
+    return ctypes.CDLL(str(library))
+
+
+def build(header: str, main: str, folder: Path, name: str) -> ctypes.CDLL:
+    """The library ``name`` of the functions ``main``, which launch kernels of ``cuda/header``."""
+    source = (ROOT / "cuda" / header).read_text()
+    return _compile(source + main, folder, name)
+
+
 def _build(kernel: Kernel, folder: Path) -> ctypes.CDLL:
-    source = kernel.source.replace("extern __shared__ __align__(16) unsigned char memory[];", "")
+    source = kernel.source
     found = re.search(r"\nkernel\(const (Batch<.*?>) batch(.*?)\) \{", source, re.DOTALL)
     assert found is not None
     batch, rest = found.groups()
@@ -90,13 +106,7 @@ def _build(kernel: Kernel, folder: Path) -> ctypes.CDLL:
         data = (f"static_cast<{types[0]}*>(data[sum.{x}])" for x in ("workspace", "result"))
         finish = f"finish({', '.join(data)}, values, launch.chunks, sum.size);"
     main = _MAIN.replace("CALL", call).replace("FINISH", finish)
-    name = kernel.attributes["name"]
-    file, library = folder / f"{name}.cc", folder / f"{name}.so"
-    file.write_text(f'#include "cuda_emulator.h"\n{source}{main}')
-    command = [str(compiler()), "-std=c++17", "-O1", "-w", "-shared", "-fPIC"]
-    command += [f"-I{ROOT / 'tests'}", f"-I{ROOT / 'cuda'}"]
-    subprocess.run([*command, file, _launch_object(folder), "-o", library], check=True)
-    return ctypes.CDLL(str(library))
+    return _compile(source + main, folder, kernel.attributes["name"], _launch_object(folder))
 
 
 def run(

@@ -1,0 +1,90 @@
+"""The compiled products of small matrices, run on the CPU by the emulator."""
+
+import ctypes
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tests import cuda_emulator
+
+
+TYPES = {
+    "float32": "float",
+    "float64": "double",
+    "complex64": "Complex<float>",
+    "complex128": "Complex<double>",
+}
+
+_MAIN = """
+using namespace jaxmagma;
+using T = TYPE;
+
+extern "C" int elements(int size) { return GetBgemm<T>(size).elements; }
+
+extern "C" void run(int size, bool left, bool right, const T* a, const T* b, T* c,
+                    long long count) {
+  const Bgemm& found = GetBgemm<T>(size);
+  const auto kernel = reinterpret_cast<void (*)(const T*, const T*, T*, long long, Transposed)>(
+      const_cast<void*>(found.kernel));
+  if (found.bytes > static_cast<int>(sizeof(memory))) return;
+  emulator::Launch((count + found.elements - 1) / found.elements, found.threads,
+                   [&] { kernel(a, b, c, count, Transposed{left, right}); });
+}
+"""
+
+Load = Callable[[str], ctypes.CDLL]
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
+    if cuda_emulator.compiler() is None:
+        pytest.skip("no C++ compiler")
+    folder = tmp_path_factory.mktemp("bgemm")
+    loaded: dict[str, ctypes.CDLL] = {}
+
+    def load(dtype: str) -> ctypes.CDLL:
+        if dtype not in loaded:
+            main = _MAIN.replace("TYPE", TYPES[dtype])
+            loaded[dtype] = cuda_emulator.build("bgemm_kernels.h", main, folder, dtype)
+        return loaded[dtype]
+
+    return load
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("n", range(1, 33))
+def test_products(n: int, dtype: str, load: Load) -> None:
+    """Whole chunks and a part of one; then operands that no group of 16 bytes begins with."""
+    library = load(dtype)
+    chunk = library.elements(n)
+    count = 2 * chunk + chunk // 2
+    rng = np.random.default_rng(n)
+    parts = 2 if dtype.startswith("complex") else 1
+    values = rng.uniform(-1, 1, (2, 1 + count * n * n, parts)) @ [1, 1j][:parts]
+    for first in (0, 1):
+        a, b = (aligned(x.astype(dtype))[first:][: count * n * n] for x in values)
+        c = aligned(np.full(1 + count * n * n, np.nan, dtype))[first:][: count * n * n]
+        for left in (False, True):
+            for right in (False, True):
+                c[:] = np.nan
+                library.run(
+                    *(n, ctypes.c_bool(left), ctypes.c_bool(right)),
+                    *(ctypes.c_void_p(x.ctypes.data) for x in (a, b, c)),
+                    ctypes.c_longlong(count),
+                )
+                x, y = (z.reshape(count, n, n) for z in (a, b))
+                x, y = x.mT if left else x, y.mT if right else y
+                tolerance = 100 * float(np.finfo(dtype).eps)
+                np.testing.assert_allclose(
+                    c.reshape(count, n, n), x @ y, rtol=tolerance, atol=tolerance * n
+                )
+
+
+def aligned(x: cuda_emulator.Array) -> cuda_emulator.Array:
+    """``x``, beginning where a group of 16 bytes does."""
+    buffer = np.empty(x.nbytes + 16, np.uint8)
+    first = -buffer.ctypes.data % 16
+    result = buffer[first : first + x.nbytes].view(x.dtype)
+    result[:] = x
+    return result
