@@ -21,6 +21,7 @@ from jaxmagma.lowering.cuda.parameters import (
     MULTIPROCESSOR_BYTES,
     MULTIPROCESSOR_REGISTERS,
     RESERVED_BYTES,
+    WARP,
     Parameters,
 )
 from jaxmagma.lowering.cuda.shared import Shared, rooms_of
@@ -260,6 +261,9 @@ def threads_of(block: Block, stage: Stage) -> int:
 def choose_threads(block: Block, elements: int, threads: int, tight: bool) -> None:
     """Chooses how a group of threads does so many elements, and where their tiles are."""
     block.elements, block.threads = elements, threads
+    if threads > WARP:
+        # Barriers of several warps are barriers of the whole block.
+        block.groups = 1
     place_tiles(block, tight)
     if wants_more_threads(block):
         block.threads *= 2

@@ -14,6 +14,7 @@ RESERVED_BYTES = 1 << 10
 MULTIPROCESSOR_REGISTERS = 1 << 16
 CONSTANT_BYTES = 64 << 10
 MAX_THREADS = 1024
+WARP = 32
 
 
 @dataclass(frozen=True)
@@ -43,5 +44,5 @@ class Parameters:
             given = getattr(self, name)
             if given is not None and given < 1:
                 raise ValueError(f"{name}={given} is none at all")
-        if self.groups is not None and self.groups > 1 and self.threads != 32:
+        if self.groups is not None and self.groups > 1 and self.threads != WARP:
             raise ValueError(f"groups of {self.threads} threads: several in a block have 32 each")
