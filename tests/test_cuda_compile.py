@@ -642,6 +642,7 @@ def test_gathered_vectors_come_ahead(
     kernel = lowered(program, (elements,), ahead=True, **options)
     assert kernel.source.count(f"gather<{components}>(") == 2  # before the loop, and in it
     assert "load_gathered" not in kernel.source
+    assert "operands ahead" in kernel.description
     got = cuda_emulator.run(kernel, program, arrays, folder)
     cuda_fused.assert_same(program, arrays, got)
 

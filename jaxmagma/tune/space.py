@@ -112,7 +112,7 @@ CUDA = Space(
         one("slices", None, 1, 2, 4),
         one("accumulate", None, True, False),
         one("fetch", None, 0, 1, 2),
-        one("ahead", None, True),
+        one("ahead", None, True, False),
         one("hold", None, True, False),
         one("prefetch", True, False),
         one("padding", None, 0, 5, 15),

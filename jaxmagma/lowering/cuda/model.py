@@ -6,6 +6,7 @@ The rules and numbers here were found by timing (``python -m benchmarks.variants
 import itertools
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
@@ -88,6 +89,19 @@ ANOTHER_FIBRE = 20
 
 def choose(plan: Plan, parameters: Parameters) -> Block | str:
     """The block for a plan, with these parameters and else the model's; or why there is none."""
+    block = _choose(plan, parameters)
+    if isinstance(block, Block) and wants_ahead(block):
+        return _choose(plan, replace(parameters, ahead=True))
+    return block
+
+
+def wants_ahead(block: Block) -> bool:
+    """Whether operands had better come ahead: few groups would wait, first for an index."""
+    waits = bool(block.fetched) and bool(block.gathered) and not block.summed
+    return block.parameters.ahead is None and waits
+
+
+def _choose(plan: Plan, parameters: Parameters) -> Block | str:
     block = Block(plan, parameters)
     block.halves = halves_of(block)
     # Without padding only where an element has no room otherwise.
