@@ -293,17 +293,19 @@ SHIPPED = sorted((Path(jm.__file__).parent / "tables").glob("*.json"))
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda x: x.stem)
 def test_shipped_tables_serve_the_suite(file: Path, cuda_lowering: None) -> None:
-    """Its names are those of today's programs, and its parameters those of today's kernels."""
+    """Its keys are those of today's programs, and its parameters those of today's kernels."""
     platform = "cuda" if file.stem.startswith("sm_") else "cpu"
-    entries = {x["name"]: (n, x) for n, x in Book(file, "").entries(file.stem).items()}
-    cases = [x for x in (suite.bk1(3), suite.chain(8), suite.bk3(2)) if x.name in entries]
-    assert cases
-    for case in cases:
+    entries = Book(file, "").entries(file.stem)
+    served = 0
+    for case in (suite.bk1(3), suite.bk1(9), suite.chain(8), suite.bk3(2)):
         ((program, extents),) = tuner.programs(case.function, *case.arguments(1e9))
-        name, entry = entries[case.name]
-        assert name == choices.entry_name(program, extents)
-        with choices.using(choices.decoded(entry, "")):
-            assert isinstance(lowering.lower(program, extents, platform), Kernel)
+        entry = entries.get(choices.entry_name(program, extents))
+        if entry is not None:
+            served += 1
+            assert entry["name"].removesuffix(".0") == case.name
+            with choices.using(choices.decoded(entry, "")):
+                assert isinstance(lowering.lower(program, extents, platform), Kernel)
+    assert served
 
 
 # ---- On this machine -------------------------------------------------------------------------
