@@ -221,6 +221,23 @@ def gathered_symmetric(sign: int, size: int, elements: int) -> ElementProgram:
     return builder.build([Output(x, (0,)) for x in (made, total, back)]).program
 
 
+def gathered_mass(size: int, elements: int) -> ElementProgram:
+    """The mass matrix of gathered dofs in two dimensions, with weights of each element."""
+    builder = Builder(1)
+    rng = np.random.default_rng(9)
+    places = rng.integers(0, size, (elements, 9, 9)).astype(np.int32)
+    vector = builder.input(Input((), (size,), np.dtype("float64")))
+    index = builder.input(Input((0,), (9, 9), np.dtype("int32")))
+    weights = builder.input(Input((0,), (17, 17), np.dtype("float64")))
+    basis = builder.constant(rng.uniform(-1, 1, (17, 9)))
+    u = builder.gather(vector, index, Constant(places))
+    sizes = {"x": 17, "y": 17, "a": 9, "b": 9}
+    at_points = builder.contract([(basis, "xa"), (basis, "yb"), (u, "ab")], "xy", sizes)
+    weighted = builder.map("mul", at_points, weights)
+    back = builder.contract([(basis, "xa"), (basis, "yb"), (weighted, "xy")], "ab", sizes)
+    return builder.build([Output(back, (0,))]).program
+
+
 def moving(dtype: Any = "float64") -> ElementProgram:
     """Views of what is computed, broadcasts, transposed operands, and parts put together."""
     builder = Builder(1)

@@ -647,6 +647,21 @@ def test_gathered_vectors_come_ahead(
     cuda_fused.assert_same(program, arrays, got)
 
 
+@pytest.mark.parametrize("elements", [1, 7])
+def test_what_meets_gathered_values_comes_ahead(elements: int, folder: Path, x64: None) -> None:
+    program = cuda_fused.gathered_mass(200, elements)
+    kernel = lowered(program, (elements,), quads=True, threads=64, fetch=1)
+    assert "operands ahead" in kernel.description
+    assert kernel.source.count("gather<1>(") == kernel.source.count(" fetch<") == 2
+    assert "ahead" not in lowered(program, quads=True, threads=64, fetch=1, ahead=False).description
+    rng = np.random.default_rng(elements)
+    places = rng.integers(-1, 200, (elements, 9, 9)).astype(np.int32)
+    weights = rng.uniform(-1, 1, (elements, 17, 17))
+    arrays: list[np.ndarray[Any, Any]] = [rng.uniform(-1, 1, 200), places, weights]
+    got = cuda_emulator.run(kernel, program, arrays, folder)
+    cuda_fused.assert_same(program, arrays, got)
+
+
 @pytest.mark.parametrize("widths", [(8,), (1,), (2, 1), (1, 1), (16, 3)])
 @pytest.mark.parametrize("components", [1, 3])
 def test_numbers_of_assembly(
