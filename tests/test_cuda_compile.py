@@ -624,15 +624,14 @@ def test_numbers_of_gathered_vectors(components: int, quads: bool, folder: Path,
 
 @pytest.mark.parametrize("elements", [1, 13])
 @pytest.mark.parametrize(
-    "options",
+    ("components", "options"),
     [
-        {"threads": 32, "elements": 2},
-        {"threads": 32, "groups": 2, "elements": 1},
-        {"quads": True, "elements": 3},
+        (3, {"threads": 32, "elements": 2}),
+        (3, {"threads": 32, "groups": 2, "elements": 1}),
+        (1, {"quads": True, "elements": 3}),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("components", [1, 3])
 def test_gathered_vectors_come_ahead(
     components: int, options: dict[str, Any], elements: int, folder: Path, x64: None
 ) -> None:
