@@ -27,6 +27,7 @@ def lower(program: ElementProgram, extents: tuple[int, ...], platform: str) -> K
     return replace(found, choice=choice)
 
 
+@functools.lru_cache(maxsize=1024)
 def planned(program: ElementProgram, platform: str) -> Plan:
     """The plan that the platform's backend makes a kernel of."""
     made: Plan = importlib.import_module(f"jaxmagma.lowering.{platform}").planned(program)
@@ -48,11 +49,11 @@ def _lower(
         return Declined("it was measured to be faster")
     backend = importlib.import_module(f"jaxmagma.lowering.{platform}")
     if choice.parameters is None:
-        made: Kernel | Declined = backend.lower(backend.planned(program), extents)
+        made: Kernel | Declined = backend.lower(planned(program, platform), extents)
         return made
     try:
         parameters = backend.Parameters(**dict(choice.parameters))
-        made = backend.lower(backend.planned(program), extents, parameters)
+        made = backend.lower(planned(program, platform), extents, parameters)
     except (TypeError, ValueError, ArithmeticError) as error:
         # Files say what they like, and a parameter may mean something else by now.
         return Declined(f"no kernel has the parameters {choice}: {error}")

@@ -91,7 +91,10 @@ def choose(plan: Plan, parameters: Parameters) -> Block | str:
     """The block for a plan, with these parameters and else the model's; or why there is none."""
     block = _choose(plan, parameters)
     if isinstance(block, Block) and wants_ahead(block):
-        return _choose(plan, replace(parameters, ahead=True))
+        ahead = _choose(plan, replace(parameters, ahead=True))
+        # Not if gathered tiles, which then have a place of their own, leave less room for others.
+        if isinstance(ahead, Block) and ahead.fetched == block.fetched:
+            return ahead
     return block
 
 

@@ -189,10 +189,8 @@ class Source:
             self._print_matrices(text, self.block.pieces())
         self._print_elements(text, batched)
         for x in pointers:
-            if x.axes:
+            if not x.name.startswith("partial"):
                 self._print_pointer(text, x)
-            elif not x.name.startswith("partial"):
-                text(f"const auto {x.name} = [&](int) {{ return {x.name}_; }};")
         read = {x for stage in self.block.stages for x in self.block.read(stage)}
         read |= {self.block.plan.results[out] for out in self.block.summed}
         for tile in sorted(read.intersection(self.block.tables())):
@@ -305,7 +303,7 @@ class Source:
         return "step" if self.block.strides else "kElements"
 
     def _print_pointer(self, text: "_Text", x: Pointer) -> None:
-        """Where the tiles of a batched array are in global memory."""
+        """Where the tiles of an array are in global memory."""
         text(f"const auto {x.name} = {self._tiles(x, 'slice')};")
 
     def _tiles(self, x: Pointer, slice_: str) -> str:
