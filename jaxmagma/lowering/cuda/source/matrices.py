@@ -1,0 +1,105 @@
+"""Matrices and other constants of a kernel: where they stand, and products of fibres with them.
+
+``bank.m7`` is tile 7 in the constant bank, ``table.t7`` in global memory, and ``m7`` in the
+registers of a warp, for tensor cores.
+"""
+
+from collections.abc import Iterable
+
+from jaxmagma.lowering.cuda import banks
+from jaxmagma.lowering.cuda.blocks import Block
+from jaxmagma.lowering.cuda.pieces import Pieces, pieces_of
+from jaxmagma.lowering.cuda.source.text import Text, listed, shape_of
+from jaxmagma.lowering.cuda.sweeps import Move, Sweep
+from jaxmagma.parity import Halves
+
+
+# Why the constant bank ends in zeros.
+UNKNOWN_ZEROS = "added to each use: else values would stay in registers from one to the next"
+
+
+class Matrices:
+    """Prints what a kernel has of constants, and their uses."""
+
+    def __init__(self, text: Text, block: Block) -> None:
+        self.text = text
+        self.block = block
+        self.uses = 0  # of the constant bank so far
+        # The zero of ``slices``: matrices are read anew for each slice.
+        self.again = " + again" if block.accumulations else ""
+
+    def print_structs(self) -> None:
+        """What is filled when the kernel is loaded, or just before it is launched."""
+        text, block = self.text, self.block
+        shapes = [shape_of(x.shape) for x in block.plan.tiles]
+        bank, table = [], []
+        for tile in block.bank:
+            halves = " in even and odd halves" if tile in block.halves else ""
+            bank.append((f"{block.type} m{tile}[{block.bank_size(tile)}]", shapes[tile] + halves))
+        if bank:
+            bank.append((f"int zero[{block.bank_uses()}]", UNKNOWN_ZEROS))
+        for tile in block.tables():
+            table.append((f"{block.type} t{tile}[{block.plan.tiles[tile].size}]", shapes[tile]))
+        for x in block.pieces():
+            if block.is_constant(x.tile):
+                columns, rows = x.counts
+                shape = f"{shape_of((x.rows, x.columns))} in pieces"
+                table.append((f"{block.type} {x.name}[{columns} * {rows} * 32]", shape))
+        for name, space, members in (
+            ("bank", "__constant__", bank),
+            ("table", "__device__", table),
+        ):
+            if members:
+                with text.braces(f"struct {name.capitalize()}", closing="};"):
+                    for declaration, comment in members:
+                        text(f"{declaration};", comment)
+                text(f'extern "C" {{ {space} {name.capitalize()} {name}; }}')
+                text()
+
+    def print_loads(self, pieces: Iterable[Pieces]) -> None:
+        """Brings matrices for tensor cores to the registers of each warp."""
+        for x in pieces:
+            sizes, place = [x.rows, x.columns], f"table.{x.name}"
+            if not self.block.is_constant(x.tile):
+                sizes, place = [*sizes, x.row, x.column], f"g{x.tile}_"
+            again = "" if self.block.holds else self.again
+            self.text(
+                f"const auto {x.name} = load_matrix<{listed(sizes)}>({place}{again}, thread);",
+                shape_of((x.rows, x.columns)),
+            )
+
+    def product(self, sweep: Sweep, move: Move, fibre: str) -> str:
+        """Of the matrix of a mode product and a fibre."""
+        assert move.matrix is not None
+        tile, rows, columns = move.matrix.tile, move.result.length, move.operands[0].length
+        if sweep.lanes > 1:
+            names = listed(x.name for x in self.block.pieces_of(sweep, move))
+            if not self.block.is_mirrored(sweep):
+                return f"gemm(quad, {names}, {fibre})"
+            sign = self.block.halves[tile].sign
+            return f"split_gemm<{sign}, {rows}, {columns}>(quad, {names}, {fibre})"
+        halves = self.block.splits(move)
+        if halves is not None:
+            sizes = (halves.sign, rows, columns, *_places(halves, transposed=move.matrix.row == 1))
+            return f"split_gemm<{listed(sizes)}>({self._use(tile)}, {fibre})"
+        x = pieces_of(self.block.plan, move)
+        sizes = (rows, columns, x.row, x.column)
+        return f"gemm<{listed(sizes)}>({self._use(tile)}, {fibre})"
+
+    def _use(self, tile: int) -> str:
+        """Where a matrix is, for one more use of it."""
+        if tile in self.block.bank:
+            self.uses += 1
+            return f"bank.m{tile} + bank.zero[{self.uses - 1}]{self.again}"
+        place = f"table.t{tile}" if self.block.is_constant(tile) else f"g{tile}_"
+        return place + self.again
+
+
+def _places(halves: Halves, transposed: bool) -> tuple[int, ...]:
+    """Strides of the rows and columns of both halves, and where the even and the odd one start."""
+    (row, column), even, odd = banks.row_major(halves.even.shape).strides, 0, halves.even.size
+    if transposed:
+        # What takes even to odd vectors takes, transposed, odd ones to even ones.
+        row, column = column, row
+        even, odd = (even, odd) if halves.sign > 0 else (odd, even)
+    return row, column, even, odd

@@ -1,0 +1,98 @@
+"""Where a stage reads the tiles of its elements, and where it stores them."""
+
+from dataclasses import dataclass
+
+from jaxmagma.lowering.cuda import banks
+from jaxmagma.lowering.cuda.blocks import Block
+from jaxmagma.lowering.cuda.source.text import offset
+from jaxmagma.lowering.cuda.sources import Origin, Strided
+from jaxmagma.lowering.cuda.sweeps import Assembly, Sweep
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Where a stage reads a tile: a pointer to its first value, and the strides of its axes.
+
+    A gathered tile has, beyond that of the index, the place of a component in the vector.
+    """
+
+    place: str
+    strides: tuple[int, ...]
+    vector: str = ""
+    component: Strided | None = None
+    components: int = 1
+
+
+@dataclass(frozen=True)
+class Writing:
+    """Where a stage stores a tile, and on which condition."""
+
+    place: str
+    strides: tuple[int, ...]
+    guard: str = ""
+
+
+class Places:
+    """Of the tiles of one stage, by its position; after the last one, of sums over elements."""
+
+    def __init__(self, block: Block, position: int) -> None:
+        self.block = block
+        self.position = position
+
+    def from_shared(self, tile: int) -> bool:
+        return self.block.uses.from_shared(tile, self.position)
+
+    def to_shared(self, tile: int) -> bool:
+        return self.block.uses.to_shared(tile, self.position)
+
+    def pointer(self, tile: int) -> str:
+        """A function of the element, for a tile that the stage reads."""
+        if self.from_shared(tile):
+            return f"s{tile}"
+        return f"t{tile}" if self.block.is_constant(tile) else f"g{tile}"
+
+    def reading(self, tile: int) -> Reading:
+        shared = self.from_shared(tile)
+        at = Origin(tile) if shared else self.block.origin(tile)
+        place = self._element(self.pointer(at.tile))
+        if at.view is None:
+            layouts = self.block.shared.layouts
+            plain = banks.row_major(self.block.plan.tiles[tile].shape)
+            return Reading(place, (layouts[tile] if shared else plain).strides)
+        if at.index is None:
+            return Reading(place + offset(at.view.offset), at.view.strides)
+        index = self._element(self.pointer(at.index)) + offset(at.view.offset)
+        return Reading(index, at.view.strides, place, at.component, at.components)
+
+    def writings(self, tile: int) -> list[Writing]:
+        found = []
+        if self.to_shared(tile):
+            layout = self.block.shared.layouts[tile]
+            found.append(Writing(self._element(f"s{tile}"), layout.strides))
+        if self._stores_output(tile):
+            # A place of several fibres knows itself which of them are to be written.
+            slice_, guard = (", slice", "") if self._packed else ("", "if (slice.has(e)) ")
+            for out, at in self.block.written.get(tile, []):
+                place = self._element(f"out{out}", slice_) + offset(at.offset)
+                found.append(Writing(place, at.strides, guard))
+        return found
+
+    def _stores_output(self, tile: int) -> bool:
+        """Whether this stage is the first to have the tile in registers, or the one to copy it."""
+        block = self.block
+        having = [
+            n
+            for n, stage in enumerate(block.stages)
+            if not isinstance(stage, Assembly) and tile in block.made(stage)
+        ]
+        return bool(having) and self.position == having[-1 if tile in block.rewritten else 0]
+
+    def _element(self, pointer: str, slice_: str = "") -> str:
+        """The tile of the thread's element, or the tiles of those of its fibres."""
+        return f"each({pointer}, e{slice_})" if self._packed else f"{pointer}(e)"
+
+    @property
+    def _packed(self) -> bool:
+        """Whether the stage's values come in packs, one for each fibre of a quad."""
+        stage = self.block.stages[self.position]
+        return isinstance(stage, Sweep) and stage.lanes > 1

@@ -1,0 +1,169 @@
+"""What a thread has in registers during a sweep: how it is loaded, and how it is stored.
+
+``r7`` is a fibre of tile 7, ``v7`` a single value.
+"""
+
+import numpy as np
+
+from jaxmagma.lowering.cuda.source.places import Places
+from jaxmagma.lowering.cuda.source.text import LETTERS, Text, linear, shape_of
+from jaxmagma.lowering.cuda.sweeps import ALONG, Sweep, Value
+
+
+# The place along a fibre, where values are made one by one; and a lane's number of it.
+POINT = "at"
+SLOT = "slot"
+
+
+class Registers:
+    """Names of fibres and values, loaded when they are first asked for."""
+
+    def __init__(
+        self, text: Text, places: Places, sweep: Sweep, outer: "Registers | None" = None
+    ) -> None:
+        self.text = text
+        self.places = places
+        self.block = places.block
+        self.sweep = sweep
+        self.fibres: dict[Value, str] = dict(outer.fibres) if outer else {}
+        self.values: dict[Value, str] = dict(outer.values) if outer else {}
+        # Tiles of which lanes may still be reading what others of their quad will replace.
+        self.loaded: set[int] = outer.loaded if outer else set()
+
+    def inner(self) -> "Registers":
+        """The same in a loop, where more is defined."""
+        return Registers(self.text, self.places, self.sweep, self)
+
+    # ---- Names -----------------------------------------------------------------------------------
+
+    def named_fibre(self, value: Value) -> str:
+        self.fibres[value] = f"r{value.tile}{self._suffix(value)}"
+        return self.fibres[value]
+
+    def named_value(self, value: Value) -> str:
+        self.values[value] = f"v{value.tile}{self._suffix(value)}"
+        return self.values[value]
+
+    def _suffix(self, value: Value) -> str:
+        """A letter, if the same tile is read along several labels."""
+        same = list(dict.fromkeys(x for x in self.sweep.loads if x.tile == value.tile))
+        position = same.index(value) if value in same else 0
+        return LETTERS[position] if position else ""
+
+    @property
+    def point(self) -> str:
+        """The place along a fibre, as its owner counts."""
+        return SLOT if self.quad else POINT
+
+    def _slot(self, value: Value) -> str:
+        return self.point if value.length > 1 else "0"
+
+    # ---- Owners of fibres ------------------------------------------------------------------------
+
+    @property
+    def quad(self) -> str:
+        """The argument that says which part of a fibre a lane has."""
+        return "quad, " if self.sweep.lanes > 1 else ""
+
+    @property
+    def owner(self) -> str:
+        """The type that says where a quad has the values of fibres."""
+        name = "MirroredQuad" if self.block.is_mirrored(self.sweep) else "Quad"
+        return f"{name}<{self.block.fibres(self.sweep)}>"
+
+    def type_of_fibre(self, length: int) -> str:
+        if self.sweep.lanes > 1:
+            owner = f", {self.owner}" if self.block.is_mirrored(self.sweep) else ""
+            fibres = self.block.fibres(self.sweep)
+            return f"QuadFibre<{self.block.type}, {fibres}, {length}{owner}>"
+        return f"Fibre<{self.block.type}, {length}>"
+
+    # ---- Loads -----------------------------------------------------------------------------------
+
+    def fibre(self, value: Value) -> str:
+        if value in self.fibres:
+            return self.fibres[value]
+        if value in self.values:
+            return f"{self.type_of_fibre(1)}{{{{{self.values[value]}}}}}"
+        name = self.named_fibre(value)
+        reading = self.places.reading(value.tile)
+        place = reading.place + self.line(value, reading.strides)
+        step = self._step(value, reading.strides)
+        if reading.component is not None:
+            own = self._step(value, reading.component.strides)
+            at = f"{reading.component.offset}{self.line(value, reading.component.strides)}"
+            load = f"load_gathered<{value.length}, {step}, {own}, {reading.components}>"
+            made = f"{load}({self.quad}{reading.vector}, {place}, {at})"
+        else:
+            stride = f", {step}" if value.length > 1 or self.quad else ""
+            made = f"load<{value.length}{stride}>({self.quad}{place})"
+            if self.quad and self.places.from_shared(value.tile):
+                self.loaded.add(value.tile)
+        self.text(f"const auto {name} = {made};", shape_of((value.length,)))
+        return name
+
+    def value(self, value: Value) -> str:
+        """One value of a fibre."""
+        if value in self.values:
+            return self.values[value]
+        if value in self.fibres:
+            return f"{self.fibres[value]}[{self._slot(value)}]"
+        literal = self._literal(value.tile)
+        if literal:
+            self.values[value] = literal
+            return literal
+        name = self.named_value(value)
+        reading = self.places.reading(value.tile)
+        place = reading.place + self._point(value, reading.strides)
+        made = f"get({place})"
+        if reading.component is not None:
+            at = f"{reading.component.offset}{self._point(value, reading.component.strides)}"
+            made = f"gathered<{reading.components}>({reading.vector}, {place}, {at})"
+        self.text(f"const auto {name} = {made};")
+        return name
+
+    def _literal(self, tile: int) -> str:
+        """A finite real constant of one value, to the last bit."""
+        constant = self.block.constant(tile)
+        if constant is None or constant.size > 1:
+            return ""
+        value = constant.reshape(-1)[0]
+        if value.dtype.kind != "f" or not np.isfinite(value):
+            return ""
+        return f"{self.block.type}({float(value).hex()})"
+
+    # ---- Stores ----------------------------------------------------------------------------------
+
+    def store_fibre(self, value: Value, name: str) -> None:
+        for x in self.places.writings(value.tile):
+            step = self._step(value, x.strides)
+            stride = f"<{step}>" if value.length > 1 or self.quad else ""
+            place = x.place + self.line(value, x.strides)
+            self.text(
+                f"{x.guard}store{stride}({self.quad}{place}, {name});", shape_of((value.length,))
+            )
+
+    def store_value(self, value: Value, name: str) -> None:
+        """One value of a fibre."""
+        put = f"put<{value.length}>(quad, {self._slot(value)}, " if self.quad else "put("
+        for x in self.places.writings(value.tile):
+            place = x.place + self._point(value, x.strides)
+            self.text(f"{x.guard}{put}{place}, {name});")
+
+    # ---- Places of values in a tile --------------------------------------------------------------
+
+    def line(self, value: Value, strides: tuple[int, ...]) -> str:
+        """Where a fibre starts."""
+        return linear(
+            (x, strides[value.labels.index(x)], self.sweep.extents[x])
+            for x in self.sweep.lines
+            if x in value.labels
+        )
+
+    def _step(self, value: Value, strides: tuple[int, ...]) -> int:
+        """The stride along a fibre."""
+        return strides[value.labels.index(ALONG)] if ALONG in value.labels else 0
+
+    def _point(self, value: Value, strides: tuple[int, ...]) -> str:
+        along = [(POINT, self._step(value, strides), value.length)]
+        return self.line(value, strides) + linear(along)

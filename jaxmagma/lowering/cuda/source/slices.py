@@ -1,0 +1,99 @@
+"""Which elements a group of threads works on: a slice of them, or one slice after the other."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from jaxmagma.lowering.cuda.blocks import Block
+from jaxmagma.lowering.cuda.source.text import Text
+from jaxmagma.lowering.cuda.source.tiles import Tiles
+
+
+# Why matrices that are read anew for each slice of elements are at an unknown place.
+UNKNOWN_ZERO = "else matrices would stay in registers, where sums are"
+
+
+class Slices:
+    """Prints what is done for each slice, and asks for what comes next."""
+
+    def __init__(self, text: Text, block: Block, tiles: Tiles) -> None:
+        self.text = text
+        self.block = block
+        self.tiles = tiles
+        self.fetched = {f"g{x}" for x in block.fetched}
+        # Indices are read for the slice after each, so they are asked for one earlier.
+        self.indices = {f"g{step.index}" for step in tiles.brought.values()}
+        # A warp that works alone reads soon what it would ask for now.
+        waits = not block.alone or bool(block.accumulations)
+        self.asks = block.parameters.prefetch and bool(block.stages) and waits
+        unasked = {f"g{x}" for x in block.gathered}
+        if not block.accumulations:
+            unasked |= self.fetched
+        self.reads = {
+            x.name: f"{slot}, {x.size}"
+            for slot, x in enumerate(tiles.batched)
+            if not x.written and x.name not in unasked
+        }
+
+    @contextmanager
+    def each(self) -> Iterator[None]:
+        """What is printed meanwhile is done for each slice."""
+        text, tiles, step = self.text, self.tiles, self.tiles.step
+        self._print_run()
+        # These are on their way, or read right away.
+        soon = self.fetched | {
+            f"g{x}" for stage in self.block.stages[:1] for x in self.block.read(stage)
+        }
+        if not self.block.loops:
+            text(f"const auto slice = {_slice('run.first')};")
+            self._print_prefetch(self.reads.keys() - soon, "slice")
+            yield
+            return
+        self._print_prefetch(self.reads.keys() - soon - self.indices, _slice("run.first"))
+        self._print_prefetch(self.indices, _slice(f"run.first + {step}"))
+        if self.block.ahead and self.block.fetched:
+            tiles.print_fetches(self.block.fetched, "run.first")
+        if tiles.brought:
+            with text.braces():
+                text(f"const auto next = {_slice('run.first')};")
+                tiles.print_places()
+                tiles.print_gathers(tiles.brought)
+        with text.braces(f"for (long long first = run.first; first < run.end; first += {step})"):
+            if self.block.accumulations:
+                text("const int again = static_cast<int>(first >> 62);", f"zero: {UNKNOWN_ZERO}")
+            text(f"const auto slice = {_slice('first')};")
+            later = self.fetched if self.block.ahead else set()
+            names = self.reads.keys() - later - self.indices
+            self._print_prefetch(names, _slice(f"first + {step}"))
+            if tiles.brought:
+                text(f"const auto next = {_slice(f'first + {step}')};")
+                self._print_prefetch(self.indices, _slice(f"first + 2 * {step}"))
+                tiles.print_places()
+                text("await_copies<kThreads>();")
+            yield
+
+    def _print_run(self) -> None:
+        """The elements of a group."""
+        group, groups = "blockIdx.x", "gridDim.x"
+        if self.block.groups > 1:
+            group, groups = "blockIdx.x * kGroups + group", "kGroups * gridDim.x"
+        if self.block.summed:
+            self.text("const auto run = share<kElements>(batch, blockIdx.x);")
+        elif self.block.strides:
+            own = f"({group})" if self.block.groups > 1 else group
+            elements = "static_cast<long long>(kElements)"
+            self.text(f"const Run run = {{{elements} * {own}, batch.inner}};")
+            self.text(f"const long long step = {elements} * {groups};")
+        else:
+            elements = "kElements * kSlices" if self.block.slices > 1 else "kElements"
+            self.text(f"const auto run = jaxmagma::run<{elements}>(batch, {group});")
+
+    def _print_prefetch(self, names: set[str], slice_: str) -> None:
+        wanted = [x for x in self.reads if x in names]
+        if self.asks and wanted:
+            with self.text.braces("if (thread == 0)"):
+                for x in wanted:
+                    self.text(f"prefetch<{self.reads[x]}>({x}_, batch, {slice_});")
+
+
+def _slice(first: str) -> str:
+    return f"jaxmagma::slice<kElements>({first}, run.end)"

@@ -1,0 +1,101 @@
+"""The stages of a kernel one after the other, and the barriers between them."""
+
+from contextlib import nullcontext
+
+from jaxmagma.lowering.cuda.blocks import Block
+from jaxmagma.lowering.cuda.pieces import Pieces
+from jaxmagma.lowering.cuda.source.assemblies import print_assembly
+from jaxmagma.lowering.cuda.source.matrices import Matrices
+from jaxmagma.lowering.cuda.source.places import Places
+from jaxmagma.lowering.cuda.source.products import print_accumulation, print_gemm
+from jaxmagma.lowering.cuda.source.sweeps import print_sweep
+from jaxmagma.lowering.cuda.source.text import Text
+from jaxmagma.lowering.cuda.source.tiles import Tiles
+from jaxmagma.lowering.cuda.sweeps import Accumulation, Gemm, Stage, Sweep
+
+
+def print_stages(text: Text, block: Block, tiles: Tiles, matrices: Matrices) -> None:
+    barriers = _Barriers(text, block, tiles)
+    for position, stage in enumerate(block.stages):
+        text()
+        places = Places(block, position)
+        pieces = _pieces(block, stage)
+        with text.braces() if pieces else nullcontext():
+            # Matrices come while others are still at work on what the stage reads.
+            matrices.print_loads(pieces)
+            barriers.print_before(places, stage)
+            for number, tile in enumerate(block.fetched):
+                if min(block.uses.readers[tile]) == position:
+                    text(f"wait<kThreads>(arrived[{number}], {'phase' if block.loops else '0'});")
+            if isinstance(stage, Sweep):
+                print_sweep(text, matrices, places, stage)
+            elif isinstance(stage, Gemm):
+                print_gemm(text, places, stage)
+            elif isinstance(stage, Accumulation):
+                print_accumulation(text, places, stage)
+            else:
+                print_assembly(text, places, stage)
+    if block.fetched and block.loops:
+        text("phase ^= 1;")
+    if block.summed:
+        _print_sums(text, block, barriers)
+    elif block.loops and block.shared.values:
+        awaited = bool(tiles.brought) and not barriers.waiting  # by a barrier, too
+        if not awaited:
+            barriers.print(len(block.stages))
+
+
+def _pieces(block: Block, stage: Stage) -> list[Pieces]:
+    """The matrices for tensor cores that are loaded for this stage alone."""
+    if not isinstance(stage, Sweep) or stage.lanes == 1 or block.holds:
+        return []
+    found = (x for move in stage.moves if move.matrix for x in block.pieces_of(stage, move))
+    return list(dict.fromkeys(found))
+
+
+def _print_sums(text: Text, block: Block, barriers: "_Barriers") -> None:
+    """Adds the tiles that are summed over elements to what the threads have of them."""
+    text()
+    sums = {block.plan.results[out] for out in block.summed}
+    if block.shared.overlap(sums & block.uses.tiles, barriers.writes):
+        text("sync<kThreads>();")
+    places = Places(block, len(block.stages))
+    for out in block.summed:
+        if out not in block.accumulated:
+            pointer = places.pointer(block.plan.results[out])
+            text(f"reduce(sum{out}, thread, slice, {pointer});")
+    if block.shared.offsets:
+        barriers.print(len(block.stages) + 1)
+
+
+class _Barriers:
+    """Prints barriers where a stage touches what others have touched since the last one."""
+
+    def __init__(self, text: Text, block: Block, tiles: Tiles) -> None:
+        self.text = text
+        self.block = block
+        self.tiles = tiles
+        self.reads: set[int] = set()
+        self.writes: set[int] = set()
+        # Tiles whose place waits for those of the next elements.
+        self.waiting = [*block.fetched, *tiles.brought] if block.ahead else []
+
+    def print_before(self, places: Places, stage: Stage) -> None:
+        overlap = self.block.shared.overlap
+        reads = {x for x in self.block.read(stage) if places.from_shared(x)}
+        writes = {x for x in self.block.made(stage) if places.to_shared(x)}
+        if overlap(reads, self.writes) or overlap(writes, self.reads | self.writes):
+            self.print(places.position)
+            self.reads, self.writes = set(), set()
+        self.reads |= reads
+        self.writes |= writes
+
+    def print(self, position: int) -> None:
+        """What has been read before ``position`` may be replaced by what comes next."""
+        self.text("sync<kThreads>();")
+        gone = [x for x in self.waiting if max(self.block.uses.readers[x]) < position]
+        fetched = [x for x in gone if x not in self.tiles.brought]
+        if fetched:
+            self.tiles.print_fetches(fetched, f"first + {self.tiles.step}")
+        self.tiles.print_gathers(x for x in gone if x in self.tiles.brought)
+        self.waiting = [x for x in self.waiting if x not in gone]

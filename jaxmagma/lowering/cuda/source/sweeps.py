@@ -1,0 +1,90 @@
+"""Sweeps: loads of fibres, products with matrices, pointwise functions, stores."""
+
+from jaxmagma.lowering.cuda.functors import FUNCTORS
+from jaxmagma.lowering.cuda.source.matrices import Matrices
+from jaxmagma.lowering.cuda.source.places import Places
+from jaxmagma.lowering.cuda.source.registers import POINT, Registers
+from jaxmagma.lowering.cuda.source.text import Text, listed, shape_of
+from jaxmagma.lowering.cuda.sweeps import Move, Sweep, Value, grouped, slots
+from jaxmagma.plan import Pointwise, Product, Rearrange
+
+
+def print_sweep(text: Text, matrices: Matrices, places: Places, sweep: Sweep) -> None:
+    block, registers = places.block, Registers(text, places, sweep)
+    extents = [sweep.extents[x] for x in sweep.lines]
+    verb, type_, parameters = "values" if sweep.light else "lines", "int", []
+    sizes = ["kThreads", "kElements", *extents]
+    if sweep.lanes > 1:
+        fibres = block.fibres(sweep)
+        verb, type_ = "quads", f"const Pack<int, {fibres}>&"
+        parameters.append(f"const {registers.owner}& quad")
+        sizes.insert(1, fibres)
+    parameters += [f"{type_} {x}" for x in ("e", *sweep.lines)]
+    shape = shape_of((block.elements, *extents))
+    with text.function(f"{verb}<{listed(sizes)}>(thread", parameters, shape):
+        groups = grouped(sweep.moves)
+        for number, group in enumerate(groups):
+            if group[0].pointwise:
+                later = {x for g in groups[number + 1 :] for m in g for x in m.operands}
+                _print_points(text, registers, group, later)
+            else:
+                (move,) = group
+                _print_fibre(text, matrices, registers, move)
+
+
+def _print_fibre(text: Text, matrices: Matrices, registers: Registers, move: Move) -> None:
+    """An operation on whole fibres: a product with a matrix, a sum, or a copy."""
+    name = registers.fibre(move.operands[0])
+    if move.step is not None:
+        if move.matrix is not None:
+            made = matrices.product(registers.sweep, move, name)
+        else:
+            assert isinstance(move.step, Rearrange)
+            made = f"reduce({registers.quad}{name})"
+        name = registers.named_fibre(move.result)
+        text(f"const auto {name} = {made};", shape_of((move.result.length,)))
+    tile, shared = move.result.tile, registers.block.shared
+    if registers.places.to_shared(tile) and shared.overlap({tile}, registers.loaded):
+        text("sync<32>();", "who shares a fibre has read it")
+        registers.loaded.clear()
+    registers.store_fibre(move.result, name)
+
+
+def _print_points(text: Text, registers: Registers, group: list[Move], later: set[Value]) -> None:
+    """Pointwise operations, all of them at one point of the fibre after the other."""
+    sweep, length = registers.sweep, group[0].result.length
+    if length == 1:
+        _print_point(text, registers, group, {})
+        return
+    for value in dict.fromkeys(x for move in group for x in move.operands if x.length == 1):
+        registers.value(value)
+    kept = {x.result: registers.named_fibre(x.result) for x in group if x.result in later}
+    if kept:
+        text(f"{registers.type_of_fibre(length)} {listed(kept.values())};", shape_of((length,)))
+    point = registers.point
+    count = slots(length, sweep.lanes, registers.block.is_mirrored(sweep))
+    text("#pragma unroll")
+    with text.braces(f"for (int {point} = 0; {point} < {count}; ++{point})"):
+        if sweep.lanes > 1:
+            text(f"const int {POINT} = position<{length}>(quad, {point});")
+        _print_point(text, registers.inner(), group, kept)
+
+
+def _print_point(
+    text: Text, registers: Registers, group: list[Move], kept: dict[Value, str]
+) -> None:
+    for move in group:
+        operands = [registers.value(x) for x in move.operands]
+        name = registers.named_value(move.result)
+        text(f"const auto {name} = {_applied(move, operands)};")
+        if move.result in kept:
+            text(f"{kept[move.result]}[{registers.point}] = {name};")
+        registers.store_value(move.result, name)
+
+
+def _applied(move: Move, operands: list[str]) -> str:
+    if isinstance(move.step, Rearrange):
+        return operands[0]
+    assert isinstance(move.step, Pointwise | Product)
+    function = FUNCTORS[move.step.function] if isinstance(move.step, Pointwise) else "Multiply"
+    return f"map({function}(), {listed(operands)})"

@@ -1,0 +1,135 @@
+"""The arrays of a call, and the tiles of an element: where they are, and how they get there.
+
+``g7(e)`` is tile 7 of element e in global memory, ``s7(e)`` in shared memory.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from jaxmagma.lowering.cuda.blocks import Block
+from jaxmagma.lowering.cuda.source.text import Text, shape_of
+from jaxmagma.lowering.cuda.sweeps import Sweep
+from jaxmagma.program import Gather
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A parameter of the kernel: an array of the call with its batch axes and tile size."""
+
+    name: str
+    buffer: int
+    axes: tuple[int, ...]
+    size: int
+    written: bool
+    type: str
+
+
+def pointers_of(block: Block, gathers: Iterable[Gather]) -> list[Pointer]:
+    """Of the arrays that a kernel reads, and of those that it writes."""
+    plan, program = block.plan, block.program
+    read = {x for stage in block.stages for x in block.read(stage)}
+    read |= {plan.results[out] for out in block.summed}
+    sweeps = (x for x in block.stages if isinstance(x, Sweep))
+    read |= {x for sweep in sweeps for x in block.outside_bank(sweep)}
+    read |= {x.tile for x in block.pieces()}
+    read |= {x for step in gathers for x in step.operands}
+    pointers: list[Pointer] = []
+    arguments = 0
+    for tile, operand in enumerate(program.inputs):
+        if operand.constant is not None:
+            continue
+        if tile in read:
+            size, type_ = plan.tiles[tile].size, "int" if operand.dtype.kind == "i" else block.type
+            pointers.append(Pointer(f"g{tile}", arguments, operand.batch, size, False, type_))
+        arguments += 1
+    sums = arguments + len(program.outputs)
+    for number, out in enumerate(program.outputs):
+        size = plan.tiles[plan.results[number]].size
+        name, buffer, axes = f"out{number}", arguments + number, out.batch
+        if number in block.summed:
+            name, buffer, axes = f"partial{number}", sums + block.summed.index(number), ()
+        pointers.append(Pointer(name, buffer, axes, size, True, block.type))
+    return pointers
+
+
+class Tiles:
+    """Prints where tiles are, and brings them to shared memory."""
+
+    def __init__(self, text: Text, block: Block) -> None:
+        self.text = text
+        self.block = block
+        # Gathered ones, which threads copy.
+        self.brought = {n: x for n, x in block.brought.items() if n in block.uses.tiles}
+        self.pointers = pointers_of(block, self.brought.values())
+        self.batched = [x for x in self.pointers if x.axes]
+
+    @property
+    def step(self) -> str:
+        """From a slice of elements to the next one."""
+        return "step" if self.block.strides else "kElements"
+
+    # ---- Where tiles are -------------------------------------------------------------------------
+
+    def print_global(self, x: Pointer) -> None:
+        self.text(f"const auto {x.name} = {self._global(x, 'slice')};")
+
+    def print_shared(self, tile: int) -> None:
+        shape = shape_of(self.block.plan.tiles[tile].shape)
+        self.text(f"const auto s{tile} = {self._shared(tile)};", shape)
+
+    def _global(self, x: Pointer, slice_: str) -> str:
+        """A function of the element: where its tile of an array is."""
+        if not x.axes:
+            return f"[&](int) {{ return {x.name}_; }}"
+        return (
+            f"[&](int e) {{ return {x.name}_ + "
+            f"batch.offset<{self.batched.index(x)}, {x.size}>({slice_}.element(e)); }}"
+        )
+
+    def _shared(self, tile: int) -> str:
+        """The same, in shared memory."""
+        size = self.block.shared.layouts[tile].element
+        place = f"shared + {self.block.shared.offsets[tile]} + {size} * e"
+        if tile in self.block.fetched:
+            place = f"fetched({place}, g{tile}(e))"
+        return f"[&](int e) {{ return {place}; }}"
+
+    def _operand(self, tile: int) -> Pointer:
+        return next(x for x in self.pointers if x.name == f"g{tile}")
+
+    # ---- How they get there ----------------------------------------------------------------------
+
+    def print_fetch(self, tile: int) -> None:
+        """Has the copy engine bring an operand."""
+        number, size = self.block.fetched.index(tile), self.block.plan.tiles[tile].size
+        self.text(
+            f"fetch<kThreads, kElements, {size}>(thread, arrived[{number}], s{tile}, g{tile});"
+        )
+
+    def print_fetches(self, tiles: Iterable[int], first: str) -> None:
+        """Brings operands of the elements from ``first`` on, if there are any."""
+        with self.text.braces(f"if ({first} < run.end)"):
+            self.text(f"const auto slice = jaxmagma::slice<kElements>({first}, run.end);")
+            for tile in tiles:
+                self.print_global(self._operand(tile))
+                self.print_shared(tile)
+                self.print_fetch(tile)
+
+    def print_places(self) -> None:
+        """Reads where gathered tiles of the next elements are in their vectors."""
+        for tile, step in self.brought.items():
+            size = self.block.plan.tiles[step.index].size
+            index = self._global(self._operand(step.index), "next")
+            self.text(
+                f"const auto places{tile} = places<kThreads, kElements, {size}>(thread, {index});"
+            )
+
+    def print_gathers(self, tiles: Iterable[int]) -> None:
+        """Has threads bring gathered tiles of the next elements."""
+        for tile in tiles:
+            step = self.brought[tile]
+            components = self.block.plan.tiles[tile].size // self.block.plan.tiles[step.index].size
+            vector = self._global(self._operand(step.vector), "next")
+            self.text(
+                f"gather<{components}>(thread, {self._shared(tile)}, {vector}, places{tile});"
+            )
