@@ -3,6 +3,7 @@
 ``python -m benchmarks.first_call CASE...`` measures one process, and prints JSON.
 """
 
+import gc
 import json
 import os
 import subprocess
@@ -68,6 +69,7 @@ def _first_calls(workload: Workload) -> dict[str, float]:
     seconds = {}
     functions = workload.functions()
     for name in ("jm", "jnp"):
+        gc.collect()  # what others have left behind is not what this one costs
         start = time.perf_counter()
         jax.block_until_ready(jax.jit(functions[name])(*args))
         seconds[name] = time.perf_counter() - start

@@ -10,6 +10,7 @@ on-chip memory, so it is moved to where it costs nothing:
   program: functions of stacks become stacks of functions, contractions over a stack become sums.
 """
 
+import functools
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -563,15 +564,17 @@ def _canonical(operation: Operation) -> Any:
     """A key that is equal for operations that differ in the names of their labels alone."""
     if not isinstance(operation, Contract | Map):
         return operation
-    order = dict.fromkeys("".join(labels for _, labels in operation.terms) + operation.output)
-    names = {x: chr(n) for n, x in enumerate(order)}
+    labels, names = canonical(*(own for _, own in operation.terms), operation.output)
     function = operation.function if isinstance(operation, Map) else None
-    return (
-        function,
-        tuple((value, "".join(names[x] for x in labels)) for value, labels in operation.terms),
-        "".join(names[x] for x in operation.output),
-        tuple(operation.extents[x] for x in order),
-    )
+    extents = tuple([operation.extents[old] for old, _ in names])
+    return function, operation.operands, labels, extents
+
+
+@functools.lru_cache(maxsize=4096)
+def canonical(*labels: str) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """The labels as letters by order of appearance, and which letter each one has become."""
+    names = {x: chr(ord("a") + n) for n, x in enumerate(dict.fromkeys("".join(labels)))}
+    return tuple("".join(names[x] for x in own) for own in labels), tuple(names.items())
 
 
 def _only_relabels(operation: Contract) -> bool:

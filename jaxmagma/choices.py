@@ -102,6 +102,8 @@ def _of_any_length(program: ElementProgram) -> ElementProgram:
 
 
 def _structure(x: Any, constant: bool) -> Any:
+    if x is None or isinstance(x, (bool, int, float, str)):
+        return x
     if isinstance(x, Constant):
         return ["constant", x.array.dtype.name, list(x.array.shape)]
     if isinstance(x, Gather):
@@ -117,9 +119,7 @@ def _structure(x: Any, constant: bool) -> Any:
         return [type(x).__name__, *fields.values()]
     if isinstance(x, tuple):
         return [_structure(item, constant) for item in x]
-    if isinstance(x, np.dtype):
-        return x.name
-    return x if x is None or isinstance(x, (bool, int, float, str)) else str(x)
+    return x.name if isinstance(x, np.dtype) else str(x)
 
 
 def size_class(program: ElementProgram, extents: Sequence[int]) -> str:

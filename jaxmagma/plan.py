@@ -36,7 +36,7 @@ from functools import cached_property
 import numpy as np
 import opt_einsum
 
-from jaxmagma.builder import contraction, letters
+from jaxmagma.builder import canonical, contraction, letters
 from jaxmagma.functions import FUNCTIONS
 from jaxmagma.program import (
     Contract,
@@ -85,9 +85,9 @@ class _Labelled:
     def extents(self) -> dict[str, int]:
         return dict(self.sizes)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.extents[label] for label in self.output_labels)
+        return tuple(map(self.extents.__getitem__, self.output_labels))
 
 
 @dataclass(frozen=True)
@@ -110,22 +110,22 @@ class Product(_Labelled):
     def operands(self) -> tuple[int, ...]:
         return (self.left, self.right)
 
-    @property
+    @cached_property
     def rows(self) -> str:
         """M: labels of the left operand and the output."""
         return _keep(self.output_labels, in_=self.left_labels, not_in=self.right_labels)
 
-    @property
+    @cached_property
     def columns(self) -> str:
         """N: labels of the right operand and the output."""
         return _keep(self.output_labels, in_=self.right_labels, not_in=self.left_labels)
 
-    @property
+    @cached_property
     def contracted(self) -> str:
         """K: labels of both operands that are summed over."""
         return _keep(self.left_labels, in_=self.right_labels, not_in=self.output_labels)
 
-    @property
+    @cached_property
     def paired(self) -> str:
         """Labels of both operands and the output."""
         both = _keep(self.output_labels, in_=self.left_labels)
@@ -208,6 +208,8 @@ class Plan:
             if number in needed:
                 needed.update(step.operands)
         live = [n for n in range(first, len(self.tiles)) if n in needed]
+        if len(live) == len(self.steps):
+            return self
         numbers = {old: new for new, old in enumerate([*range(first), *live])}
         return Plan(
             self.program,
@@ -271,6 +273,11 @@ def plan(program: ElementProgram, inside_out: bool = False) -> Plan:
     return min((x.plan() for x in planners), key=lambda x: x.flops)
 
 
+def one_by_one(program: ElementProgram) -> Plan:
+    """The plan in which every contraction has the order that is best for it alone."""
+    return _Planner(program, program.operations, reuse=False, inside_out=False).plan()
+
+
 @functools.lru_cache(maxsize=1024)
 def contraction_order(
     terms: tuple[str, ...],
@@ -286,6 +293,19 @@ def contraction_order(
     element, ``computed`` which are made by the program: what starts from one is on its way out.
     Pair ``p`` makes number ``len(terms) + p``.
     """
+    extents = dict(sizes)
+    pairs = list(_cheapest_pairs(terms, output, sizes, batched))
+    return _modes_in_order(terms, output, extents, batched, computed, pairs, inside_out)
+
+
+@functools.lru_cache(maxsize=1024)
+def _cheapest_pairs(
+    terms: tuple[str, ...],
+    output: str,
+    sizes: tuple[tuple[str, int], ...],
+    batched: tuple[bool, ...],
+) -> tuple[tuple[int, int], ...]:
+    """The same, runs of commuting mode products in any order."""
     extents = dict(sizes)
     batch = opt_einsum.get_symbol(max((ord(x) for x in "".join(terms) + output), default=0) + 1)
     inputs = [
@@ -312,7 +332,7 @@ def contraction_order(
         found, usual = (_flops(terms, output, extents, batched, x) for x in (pairs, natural))
         if usual <= _NATURAL * found:
             pairs = natural
-    return _modes_in_order(terms, output, extents, batched, computed, pairs, inside_out)
+    return tuple(pairs)
 
 
 def _by_modes(
@@ -574,6 +594,7 @@ class _Planner:
         inside_out: bool,
     ) -> None:
         self.program = program
+        self.dtype = program.dtype
         self.operations = operations
         self.reuse = reuse
         self.inside_out = inside_out
@@ -600,12 +621,12 @@ class _Planner:
         return made.without_dead_steps()
 
     def add(self, step: Step) -> int:
-        if step not in self.made:
+        number = self.made.setdefault(step, len(self.tiles))
+        if number == len(self.tiles):
             batched = any(self.tiles[x].batched for x in step.operands)
-            self.tiles.append(Tile(step.shape, self.program.dtype, batched))
+            self.tiles.append(Tile(step.shape, self.dtype, batched))
             self.steps.append(step)
-            self.made[step] = len(self.tiles) - 1
-        return self.made[step]
+        return number
 
     def contract(self, operation: Contract, values: Mapping[int, int]) -> int:
         terms = [(values[value], labels) for value, labels in operation.terms]
@@ -741,45 +762,29 @@ class _Planner:
 
 
 def _canonical_pointwise(operation: Map, values: Mapping[int, int]) -> Pointwise:
-    names = _canonical(operation.output)
+    (output, *labels), names = canonical(operation.output, *(x for _, x in operation.terms))
     return Pointwise(
         operation.function,
         tuple(values[value] for value in operation.operands),
-        tuple(_rename(labels, names) for _, labels in operation.terms),
-        _rename(operation.output, names),
-        tuple((new, operation.extents[old]) for old, new in names.items()),
+        tuple(labels),
+        output,
+        tuple([(new, operation.extents[old]) for old, new in names]),
     )
-
-
-def _canonical(*labels: str) -> dict[str, str]:
-    """Letters by order of appearance, so that equal steps are equal."""
-    return {x: chr(ord("a") + n) for n, x in enumerate(dict.fromkeys("".join(labels)))}
-
-
-def _rename(labels: str, names: dict[str, str]) -> str:
-    return "".join(names[x] for x in labels)
 
 
 def _canonical_product(
     left: tuple[int, str], right: tuple[int, str], output: str, extents: dict[str, int]
 ) -> Product:
-    names = _canonical(left[1], right[1], output)
-    return Product(
-        left[0],
-        right[0],
-        _rename(left[1], names),
-        _rename(right[1], names),
-        _rename(output, names),
-        tuple((new, extents[old]) for old, new in names.items()),
-    )
+    (left_labels, right_labels, output), names = canonical(left[1], right[1], output)
+    sizes = tuple([(new, extents[old]) for old, new in names])
+    return Product(left[0], right[0], left_labels, right_labels, output, sizes)
 
 
 def _canonical_rearrange(
     operand: int, labels: str, output: str, extents: dict[str, int]
 ) -> Rearrange:
-    names = _canonical(labels, output)
-    sizes = tuple((new, extents[old]) for old, new in names.items())
-    return Rearrange(operand, _rename(labels, names), _rename(output, names), sizes)
+    (labels, output), names = canonical(labels, output)
+    return Rearrange(operand, labels, output, tuple((new, extents[old]) for old, new in names))
 
 
 def _replace_in_place(left: str, right: str, kept: Sequence[str]) -> str:

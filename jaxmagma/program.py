@@ -76,17 +76,17 @@ class _Labelled:
     output: str
     sizes: tuple[tuple[str, int], ...]
 
-    @property
+    @cached_property
     def operands(self) -> tuple[int, ...]:
-        return tuple(value for value, _ in self.terms)
+        return tuple([value for value, _ in self.terms])
 
     @cached_property
     def extents(self) -> dict[str, int]:
         return dict(self.sizes)
 
-    @property
+    @cached_property
     def tile(self) -> tuple[int, ...]:
-        return tuple(self.extents[label] for label in self.output)
+        return tuple(map(self.extents.__getitem__, self.output))
 
 
 class _Movement:

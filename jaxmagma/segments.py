@@ -29,7 +29,7 @@ from jaxmagma.jaxpr import (
     is_extended,
     nested,
 )
-from jaxmagma.plan import plan
+from jaxmagma.plan import one_by_one, plan
 from jaxmagma.program import Constant, Input, Output
 
 
@@ -207,7 +207,8 @@ class _Segment:
             return []
         values = list(dict.fromkeys(x.value for x in results))
         built = self.reader.builder.build([Output(x, ()) for x in values])
-        reason = too_large(plan(built.program))
+        # What fits one contraction after the other, which is soon found, is not too large.
+        reason = too_large(one_by_one(built.program)) and too_large(plan(built.program))
         if reason:
             raise TooLarge(reason)
         arguments = [self.arguments[n] for n in built.inputs if n in self.arguments]

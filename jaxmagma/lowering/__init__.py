@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from jaxmagma import choices, native
 from jaxmagma.choices import MODEL, Choice
+from jaxmagma.lowering import cache
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.plan import Plan
 from jaxmagma.program import ElementProgram
@@ -47,6 +48,21 @@ def _lower(
         return Declined(module)
     if choice.plain:
         return Declined("it was measured to be faster")
+    # Of those made for the CPU the number of elements decides; a tuner tries most but once.
+    kept = platform != "cpu" and choice.origin != choices.CALLER
+    file = cache.file_of(program, extents, platform, choice) if kept else None
+    found = None if file is None else cache.read(file)
+    if found is not None:
+        return found
+    made = _made(program, extents, platform, choice)
+    if file is not None and isinstance(made, Kernel):
+        cache.write(file, made)
+    return made
+
+
+def _made(
+    program: ElementProgram, extents: tuple[int, ...], platform: str, choice: Choice
+) -> Kernel | Declined:
     backend = importlib.import_module(f"jaxmagma.lowering.{platform}")
     if choice.parameters is None:
         made: Kernel | Declined = backend.lower(planned(program, platform), extents)

@@ -64,13 +64,12 @@ def choose(
     """
     banks = max(1, BYTES_AT_A_TIME // itemsize)
     paddings = _paddings(len(shape), banks, inner_padding, elements > 1, most)
-    layouts = [row_major(shape, padding) for padding in paddings]
-    strides = np.array([(x.element, *x.strides, 0) for x in layouts])  # (layouts, 1 + rank + 1)
+    strides = _strides(shape, np.array(paddings))
     # A conflict costs a cycle each time; memory costs occupancy only now and then.
     cost = price * strides[:, 0]
     for access in accesses:
         cost += _conflicts(strides @ _coordinates(access, len(shape), elements).T, banks)
-    return layouts[int(np.argmin(cost))]
+    return row_major(shape, paddings[int(np.argmin(cost))])
 
 
 def _paddings(
@@ -91,11 +90,25 @@ def _paddings(
     ]
 
 
+def _strides(shape: tuple[int, ...], paddings: np.ndarray) -> np.ndarray:
+    """(layouts, 1 + rank + 1): those of ``row_major`` for each padding, of elements and axes.
+
+    They are floating-point numbers, whose products NumPy does much sooner than those of integers.
+    """
+    strides = np.zeros((len(paddings), 1 + len(shape) + 1))
+    size = np.ones(len(paddings))
+    for axis in reversed(range(len(shape))):
+        strides[:, 1 + axis] = size
+        size = size * shape[axis] + paddings[:, axis]
+    strides[:, 0] = size
+    return strides
+
+
 def _coordinates(access: Access, rank: int, elements: int) -> np.ndarray:
     """(threads, 1 + rank + 1): element and axis coordinates of the line of each thread."""
     count = min(elements * math.prod(x[0] for x in access.lines), access.threads)
     line = np.arange(count)
-    where = np.zeros((count, 1 + rank + 1), np.int64)
+    where = np.zeros((count, 1 + rank + 1))
     for extent, axis in reversed(access.lines):
         where[:, 1 + axis if axis >= 0 else -1] = line % extent
         line = line // extent
@@ -106,16 +119,18 @@ def _coordinates(access: Access, rank: int, elements: int) -> np.ndarray:
 def _conflicts(addresses: np.ndarray, banks: int) -> np.ndarray:
     """Cycles beyond the first of each group of threads that is served together, for each layout.
 
-    ``addresses`` are (layouts, threads).
+    ``addresses`` are (layouts, threads); the number of banks is a power of two.
     """
     layouts, threads = addresses.shape
     count = -(-threads // banks)
     groups = np.full((layouts, count * banks), -1, np.int32)
     groups[:, :threads] = addresses
-    groups = np.sort(groups.reshape(layouts * count, banks), axis=1)
+    groups = groups.reshape(layouts * count, banks)
+    groups.sort(axis=1)
     # Equal addresses are one access.
     distinct = groups >= 0
     distinct[:, 1:] &= groups[:, 1:] != groups[:, :-1]
-    flat = (np.arange(layouts * count)[:, None] * banks + groups % banks)[distinct]
-    used = np.bincount(flat, minlength=layouts * count * banks).reshape(layouts, count, banks)
-    return np.maximum(used.max(axis=2) - 1, 0).sum(axis=1)
+    row = np.arange(layouts * count, dtype=np.int32)[:, None]
+    flat = ((groups & (banks - 1)) * (layouts * count) + row)[distinct]
+    used = np.bincount(flat, minlength=banks * layouts * count).reshape(banks, layouts, count)
+    return np.maximum(used.max(axis=0) - 1, 0).sum(axis=1)

@@ -1,0 +1,150 @@
+"""Kernels kept on disk: they are those that would be made, and what is damaged is made again."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxmagma import choices, lowering
+from jaxmagma.choices import MODEL, Choice
+from jaxmagma.lowering import cache
+from jaxmagma.lowering.kernel import Declined, Kernel
+from jaxmagma.program import Constant, ElementProgram
+from tests.cuda_programs import chain, mass, mass_gradient_b, product
+
+
+EXTENTS = (1000,)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda_lowering: None) -> Path:
+    """A user's cache of this test's own."""
+    monkeypatch.setenv("JAXMAGMA_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def lowered(program: ElementProgram, extents: tuple[int, ...] = EXTENTS) -> Kernel:
+    """As in a process that has made no kernel yet."""
+    lowering._lower.cache_clear()
+    found = lowering.lower(program, extents, "cuda")
+    assert isinstance(found, Kernel)
+    return found
+
+
+def assert_same(one: Kernel, other: Kernel) -> None:
+    assert [*one.attributes] == [*other.attributes]
+    for name, value in one.attributes.items():
+        again = other.attributes[name]
+        assert type(again) is type(value), name
+        if isinstance(value, np.ndarray):
+            assert again.dtype == value.dtype, name
+        np.testing.assert_array_equal(again, value, name)
+    assert replace(one, attributes={}) == replace(other, attributes={})
+
+
+def no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on no kernel is made."""
+
+    def made(*arguments: object) -> Kernel:
+        raise AssertionError("a kernel is made, where there is one on disk")
+
+    monkeypatch.setattr(lowering, "_made", made)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [mass(2), mass(2, constant=False), mass(6, sign=1), mass_gradient_b(2), product(4, 4, 4)],
+    ids=["constant", "traced", "halves", "sum", "compiled"],
+)
+def test_a_kept_kernel_is_the_one_that_was_made(
+    program: ElementProgram, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = lowered(program)
+    no_more(monkeypatch)
+    assert_same(made, lowered(program))
+
+
+def test_one_kernel_serves_all_element_counts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lowered(mass(2))
+    summed = lowered(mass_gradient_b(2))
+    other = lowered(mass_gradient_b(2), (7,))
+    assert summed.workspace != other.workspace
+    no_more(monkeypatch)
+    lowered(mass(2), (7,))
+    assert lowered(mass_gradient_b(2)).workspace == summed.workspace
+
+
+def test_names_say_all_that_a_kernel_is_made_of(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = mass(2)
+
+    def name(program: ElementProgram = usual, choice: Choice = MODEL) -> str:
+        file = cache.file_of(program, EXTENTS, "cuda", choice)
+        assert file is not None
+        return file.name
+
+    others = (
+        replace(x, constant=Constant(x.constant.array + 1)) if x.constant else x
+        for x in usual.inputs
+    )
+    other_values = replace(usual, inputs=tuple(others))
+    other_choice = Choice.of({"threads": 64}, "test")
+    names = {name(), name(mass(3)), name(other_values), name(choice=other_choice)}
+    for variable, value in ("JAXMAGMA_EVEN_ODD", "off"), ("JAXMAGMA_EVEN_ODD", "on"):
+        monkeypatch.setenv(variable, value)
+        names.add(name())
+    monkeypatch.delenv("JAXMAGMA_EVEN_ODD")
+    monkeypatch.setattr(choices, "architecture", lambda platform: "sm_90")
+    names.add(name())
+    monkeypatch.setattr(cache, "_sources", lambda: "another release")
+    names.add(name())
+    assert len(names) == 8
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "not ours", "not text"])
+def test_damaged_kernels_are_made_again(folder: Path, damage: str) -> None:
+    made = lowered(chain(3))
+    (file,) = folder.iterdir()
+    whole = file.read_bytes()
+    middle = len(whole) // 2
+    file.write_bytes(
+        {
+            "truncated": whole[:-1],
+            "flipped": whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :],
+            "empty": b"",
+            "not ours": b"{}",
+            "not text": b"\xff\n\xff",
+        }[damage]
+    )
+    assert_same(made, lowered(chain(3)))
+    assert file.read_bytes() == whole
+
+
+def test_a_folder_that_cannot_be_written(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    for where in (tmp_path / "file" / "cache", Path("/proc/nowhere")):
+        monkeypatch.setenv("JAXMAGMA_CACHE_DIR", str(where))
+        lowered(chain(3))
+    monkeypatch.setenv("JAXMAGMA_CACHE_DIR", "off")
+    lowered(chain(3))
+    assert [*tmp_path.iterdir()] == [tmp_path / "file"]
+
+
+def test_dtypes_that_no_kernel_has(folder: Path) -> None:
+    # NumPy has no buffers of them.
+    found = lowering.lower(chain(3, dtype="bfloat16"), EXTENTS, "cuda")
+    assert isinstance(found, Declined)
+    assert not folder.exists()
+
+
+def test_what_a_tuner_tries_and_what_runs_on_a_cpu_is_not_kept(folder: Path) -> None:
+    with choices.using(Choice.of({"threads": 64}, "test")):
+        lowered(chain(3))
+    assert isinstance(lowering.lower(chain(3), EXTENTS, "cpu"), Kernel | Declined)
+    assert not folder.exists()
