@@ -518,11 +518,37 @@ def test_numbers_of_products_summed_over_elements(
     rows: int, columns: int, terms: int, spec: str, folder: Path
 ) -> None:
     program = contraction(spec, {"m": rows, "n": columns, "k": terms})
-    assert "accumulate<" in lowered(program, accumulate=True).source
+    pieces: dict[str, Any] = {"accumulate": True, "whole_sums": False}
+    assert "accumulate<" in lowered(program, **pieces).source
     for elements in (0, 1, 23):
-        emulate(program, (elements,), folder, accumulate=True)
+        emulate(program, (elements,), folder, **pieces)
     for options in ({"threads": 64, "elements": 3}, {"threads": 96, "elements": 5}):
-        emulate(program, (23,), folder, accumulate=True, **options)
+        emulate(program, (23,), folder, **pieces, **options)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex64", "complex128"])
+@pytest.mark.parametrize(
+    ("rows", "columns", "terms"), [(1, 1, 1), (7, 9, 5), (8, 3, 4), (5, 6, 33)]
+)
+def test_numbers_of_whole_sums_of_products(
+    rows: int, columns: int, terms: int, dtype: str, folder: Path
+) -> None:
+    program = contraction("emk,ekn->mn", {"m": rows, "n": columns, "k": terms}, dtype=dtype)
+    assert "OuterSum<" in lowered(program, whole_sums=True).source
+    for elements in (0, 1, 23):
+        emulate(program, (elements,), folder, whole_sums=True)
+    for options in ({"threads": 32, "elements": 3}, {"threads": 96, "elements": 5}):
+        emulate(program, (23,), folder, whole_sums=True, **options)
+
+
+def test_whole_sums_take_fibres_that_are_there() -> None:
+    """Of the six terms of the gradient of a basis two need no load, and four one fibre each."""
+    source = lowered(gradient(mass(2, constant=False))).source
+    assert source.count("add(sum") == 6 and "accumulate<" not in source
+    both = [x for x in source.splitlines() if "add(sum" in x]
+    # Each fibre is loaded once, and no product has a stage of its own.
+    assert len(set(both)) == 6
+    assert source.count("lines<") == 5
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64", "complex128"])
@@ -530,8 +556,9 @@ def test_numbers_of_products_of_other_dtypes_summed_over_elements(dtype: str, fo
     program = contraction(
         "emkl,elkn->mn", dict(zip("mnkl", (9, 7, 3, 2), strict=True), e=1), dtype=dtype
     )
-    assert "accumulate<" in lowered(program, accumulate=True).source
-    emulate(program, (13,), folder, accumulate=True)
+    pieces: dict[str, Any] = {"accumulate": True, "whole_sums": False}
+    assert "accumulate<" in lowered(program, **pieces).source
+    emulate(program, (13,), folder, **pieces)
 
 
 @pytest.mark.parametrize("quads", [False, True])
@@ -540,8 +567,9 @@ def test_numbers_of_products_of_other_dtypes_summed_over_elements(dtype: str, fo
 def test_numbers_of_gradients(
     program: ElementProgram, elements: int, quads: bool, folder: Path
 ) -> None:
-    for accumulate in (False, True):
-        emulate(gradient(program), (elements,), folder, quads=quads, accumulate=accumulate)
+    emulate(gradient(program), (elements,), folder, quads=quads, accumulate=False)
+    for whole in (False, True):
+        emulate(gradient(program), (elements,), folder, quads=quads, whole_sums=whole)
 
 
 def test_wide_sums_are_shared_by_warps(folder: Path) -> None:
@@ -558,11 +586,12 @@ def test_only_terms_that_are_there_are_summed(folder: Path) -> None:
         left, right = arguments(program, (7,))
         left[element, 1, 2] = np.inf
         right[element, 3, 1] = np.nan
-        kernel = lowered(program, (7,), elements=4, accumulate=True)
-        (got,) = cuda_emulator.run(kernel, program, [left, right], folder)
         want = np.einsum("emk,ekn->mn", left, right)
-        np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
-        np.testing.assert_array_equal(np.isinf(got), np.isinf(want))
+        for whole in (False, True):
+            kernel = lowered(program, (7,), elements=4, accumulate=True, whole_sums=whole)
+            (got,) = cuda_emulator.run(kernel, program, [left, right], folder)
+            np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+            np.testing.assert_array_equal(np.isinf(got), np.isinf(want))
 
 
 def test_numbers_of_sums_of_different_kinds(folder: Path) -> None:
@@ -576,10 +605,12 @@ def test_numbers_of_sums_of_different_kinds(folder: Path) -> None:
     both = builder.pointwise("add", [(one, "mn"), (other, "nm")], "mn", {"m": 5, "n": 5})
     outputs = [Output(both, ()), Output(u, ()), Output(third, ()), Output(third, (0,))]
     program = builder.build(outputs).program
-    source = lowered(program, accumulate=True).source
-    assert source.count("accumulate<") == 2 and source.count("reduce(") == 2
-    for elements in (1, 31):
-        emulate(program, (elements,), folder, accumulate=True)
+    for whole, term in ((False, "accumulate<"), (True, "add(sum")):
+        options: dict[str, Any] = {"accumulate": True, "whole_sums": whole}
+        source = lowered(program, **options).source
+        assert source.count(term) == 2 and source.count("reduce(") == 2
+        for elements in (1, 31):
+            emulate(program, (elements,), folder, **options)
 
 
 FUSED: dict[str, Any] = {

@@ -111,6 +111,7 @@ CUDA = Space(
         one("in_place", None, True, False),
         one("slices", None, 1, 2, 4),
         one("accumulate", None, True, False),
+        one("whole_sums", None, True, False),
         one("fetch", None, 0, 1, 2),
         one("ahead", None, True, False),
         one("hold", None, True, False),

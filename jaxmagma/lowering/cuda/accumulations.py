@@ -1,9 +1,12 @@
 """Sums over elements of products of two tiles: the gradient of a matrix that all elements share.
 
 ``sum_e sum_k left[e, m, k] right[e, k, n]``, and a sum of several such terms, is one long product.
-Its result stays in registers while a block of threads goes through its elements, spread over warps
-in the pieces that tensor cores compute (``cuda/accumulate.cuh``). No element has a result of its
-own, and nothing is added up but in the end.
+Its result stays in registers while a block of threads goes through its elements. No element has a
+result of its own, and nothing is added up but in the end.
+
+* A small sum every thread has *whole*. It adds outer products of fibres along m and n where a sweep
+  has them in registers, or one of them and reads the other (``cuda/outer.cuh``).
+* Others are spread over warps in the pieces that tensor cores compute (``cuda/accumulate.cuh``).
 """
 
 import math
@@ -20,6 +23,8 @@ PIECE = 8
 # number warps share the columns of one.
 MOST_REGISTERS = 64
 SHARED_REGISTERS = 32
+# The same for sums that every thread has whole.
+WHOLE_REGISTERS = 80
 # The least part of its pieces that a sum fills, for the model to have it in registers.
 LEAST_FILLED = 1 / 8
 
@@ -44,7 +49,8 @@ def accumulations(plan: Plan, wanted: bool | None) -> tuple[list[Accumulation], 
             continue
         rows, columns = plan.tiles[tile].shape
         registers = registers_of(rows, columns, plan.program.dtype.itemsize)
-        if registers <= left and (wanted or filled(rows, columns) >= LEAST_FILLED):
+        small = whole_registers(plan, tile) <= WHOLE_REGISTERS
+        if registers <= left and (wanted or small or filled(rows, columns) >= LEAST_FILLED):
             left -= registers
             found += [Accumulation(output, x, _contracted(plan, x)) for x in terms[0]]
             gone |= terms[1]
@@ -61,6 +67,11 @@ def registers_of(rows: int, columns: int, itemsize: int, split: int = 1) -> int:
     down, across = -(-rows // PIECE), -(-columns // PIECE)
     pieces = down * -(-across // split)
     return pieces * 2 * max(1, itemsize // 4)
+
+
+def whole_registers(plan: Plan, tile: int) -> int:
+    """Registers of a thread for a whole sum."""
+    return plan.tiles[tile].size * max(1, plan.program.dtype.itemsize // 4)
 
 
 def _terms(

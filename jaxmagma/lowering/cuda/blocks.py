@@ -10,7 +10,14 @@ import math
 import numpy as np
 
 from jaxmagma.lowering.cuda import banks
-from jaxmagma.lowering.cuda.accumulations import SHARED_REGISTERS, accumulations, registers_of
+from jaxmagma.lowering.cuda.accumulations import (
+    SHARED_REGISTERS,
+    WHOLE_REGISTERS,
+    accumulations,
+    registers_of,
+    whole_registers,
+)
+from jaxmagma.lowering.cuda.outers import with_outers
 from jaxmagma.lowering.cuda.parameters import CONSTANT_BYTES, Parameters
 from jaxmagma.lowering.cuda.pieces import Pieces, pieces_of, split_pieces_of
 from jaxmagma.lowering.cuda.shared import BEFORE, Shared, Uses
@@ -74,6 +81,7 @@ class Block:
         self.written, self.skipped = self._find_written()
         self.accumulations, gone = accumulations(plan, parameters.accumulate)
         self.accumulated = {x.output for x in self.accumulations}
+        self.whole: set[int] = set()  # of these, those that every thread has whole
         self.skipped |= gone
         self.quads = bool(parameters.quads) and self.dtype == np.float64
         self.halves: dict[int, Halves] = {}
@@ -234,18 +242,19 @@ class Block:
         return 2 if self.sums_registers(1) > SHARED_REGISTERS and self.threads % 64 == 0 else 1
 
     def sums_registers(self, split: int) -> int:
-        """Registers of a thread that hold sums from one element to the next."""
+        """Registers of a thread that hold pieces of sums from one element to the next."""
         registers = 0
-        for output in self.accumulated:
+        for output in self.accumulated - self.whole:
             rows, columns = self.plan.tiles[self.plan.results[output]].shape
             registers += registers_of(rows, columns, self.dtype.itemsize, split)
         return registers
 
     @property
     def kept_registers(self) -> int:
-        """The same, if warps share them where they had better."""
+        """The same, if warps share them where they had better, and those for whole sums."""
         every = self.sums_registers(1)
-        return self.sums_registers(2) if every > SHARED_REGISTERS else every
+        pieces = self.sums_registers(2) if every > SHARED_REGISTERS else every
+        return pieces + sum(whole_registers(self.plan, self.plan.results[x]) for x in self.whole)
 
     def shared_bytes(self) -> int:
         return self.shared.values * self.dtype.itemsize * self.groups
@@ -255,6 +264,7 @@ class Block:
         stages: list[Stage] = []
         staged: set[int] = set()
         made: set[int] = set()
+        self.whole = self._whole_sums()
         kept += self.kept_registers
         scheduler = Scheduler(self.plan, self.skipped, self.quads, self.halves, kept)
         for stage in scheduler.stages():
@@ -273,8 +283,23 @@ class Block:
         copied = [x for x in self.written if x not in made or x in self.rewritten]
         self.staged = staged
         if self.accumulations:
-            return self._accumulated(stages, copied)
+            whole = [x for x in self.accumulations if x.output in self.whole]
+            return self._accumulated(with_outers(stages, whole, self.origins), copied)
         return stages + [copy_sweep(self.plan, value) for value in copied]
+
+    def _whole_sums(self) -> set[int]:
+        """The sums that every thread has whole: small ones, of fibres that threads own."""
+        wanted = self.parameters.whole_sums
+        if wanted is False or (wanted is None and self.quads):
+            return set()
+        found: set[int] = set()
+        left = math.inf if wanted else WHOLE_REGISTERS
+        for output in sorted(self.accumulated):
+            registers = whole_registers(self.plan, self.plan.results[output])
+            if registers <= left:
+                found.add(output)
+                left -= registers
+        return found
 
     def _accumulated(self, stages: list[Stage], copied: list[int]) -> list[Stage]:
         """The stages with accumulations, and copies to outputs, as soon as they can be had.
@@ -282,7 +307,7 @@ class Block:
         Tiles then leave shared memory early, and what reads them waits for no barrier of its own.
         """
         known = set(range(self.inputs))
-        waiting = [*self.accumulations]
+        waiting = [x for x in self.accumulations if x.output not in self.whole]
         found: list[Stage] = []
 
         def follow() -> None:
@@ -388,7 +413,7 @@ class Block:
         return list(found)
 
     def copies(self, stage: Stage) -> bool:
-        return isinstance(stage, Sweep) and stage.moves[0].step is None
+        return isinstance(stage, Sweep) and any(move.step is None for move in stage.moves)
 
     # ---- Tiles -----------------------------------------------------------------------------------
 
@@ -442,10 +467,11 @@ class Block:
         sweeps = sum(isinstance(stage, Sweep) for stage in self.stages)
         stages = [f"{sweeps} sweeps"] if sweeps else []
         sums = sum(isinstance(stage, Accumulation) for stage in self.stages)
+        outers = sum(len(stage.outers) for stage in self.stages if isinstance(stage, Sweep))
         if sweeps + sums < len(self.stages):
             stages.append(f"{len(self.stages) - sweeps - sums} gemms")
-        if sums:
-            stages.append(f"{sums} products summed over elements")
+        if sums + outers:
+            stages.append(f"{sums + outers} products summed over elements")
         split = self.split_products()
         halves = f", {split} products by even and odd halves" if split else ""
         return (

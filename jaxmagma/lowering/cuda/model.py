@@ -62,8 +62,10 @@ QUAD_LINES = 4
 # group alone, or for two and registers for both.
 QUAD_THREADS = 128
 QUAD_REGISTERS = 60
-# Registers of a thread for places in memory, beside its values and matrices.
+# Registers of a thread for places in memory, beside its values and matrices; and at least, beside
+# whole sums and fibres.
 QUAD_PLACES = 36
+WHOLE_PLACES = 16
 # Symmetric matrices are multiplied half by half where so many multiply-adds for each value of
 # memory take time; by tensor cores if they are so large: lesser halves leave much of a piece empty.
 MANY_PRODUCTS = 10
@@ -303,6 +305,12 @@ def least_blocks(block: Block) -> int:
         sweeps = (x for x in block.stages if isinstance(x, Sweep))
         several = block.alone or any(len(x.moves) > SEVERAL_MOVES for x in sweeps)
         few = min(resident(block), BUSY_THREADS // (2 if several else 1) // block.threads)
+        if block.whole:
+            sweeps = (x for x in block.stages if isinstance(x, Sweep))
+            live = max(live_registers(block.plan, x, block.halves) for x in sweeps)
+            needed = block.kept_registers + live + WHOLE_PLACES
+            most = MULTIPROCESSOR_REGISTERS // (block.threads * needed)
+            few = min(resident(block), most, ENOUGH_THREADS // block.threads)
     elif block.quads:
         most = MULTIPROCESSOR_REGISTERS // (block.threads * quad_registers(block))
         few = 1 if block.alone else min(resident(block), enough_blocks(block), most)

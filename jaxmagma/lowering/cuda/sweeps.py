@@ -103,6 +103,19 @@ class Move:
         return all(x.length in (1, self.result.length) for x in self.operands)
 
 
+@dataclass(frozen=True)
+class Outer:
+    """``output += left right^T`` of two fibres of a thread; the output sums over elements."""
+
+    output: int
+    left: Value
+    right: Value
+
+    @property
+    def operands(self) -> tuple[Value, Value]:
+        return self.left, self.right
+
+
 @dataclass
 class Sweep:
     """Operations on fibres; ``lines`` are the labels spread over threads, the last one fastest.
@@ -116,6 +129,7 @@ class Sweep:
     loads: list[Value] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
     tiles: dict[int, Value] = field(default_factory=dict)  # what the sweep computes
+    outers: list[Outer] = field(default_factory=list)
 
     def add(self, move: Move) -> None:
         self.moves.append(move)
@@ -709,6 +723,9 @@ def live_registers(plan: Plan, sweep: Sweep, split: Collection[int]) -> int:
         for move in group:
             for value in move.operands:
                 last[value] = position
+    outers = outers_after(sweep)
+    for position, found in enumerate(outers):
+        last.update((x, max(last.get(x, -1), position)) for y in found for x in y.operands)
     alive: set[Value] = set()
     most = 0
     for position, group in enumerate(groups):
@@ -725,15 +742,30 @@ def live_registers(plan: Plan, sweep: Sweep, split: Collection[int]) -> int:
             alive |= {x for move in group for x in move.operands}
             now = made
             inside = sum(map(size, alive | made))
-        most = max(most, inside)
+        multiplied = {x for outer in outers[position] for x in outer.operands}
+        most = max(most, inside, sum(map(size, alive | now | multiplied)) if multiplied else 0)
         alive = {x for x in alive | now if last.get(x, -1) > position}
     if sweep.lanes == QUAD:
         matrices = {
             m.matrix: (m.result.length, m.operands[0].length) for m in sweep.moves if m.matrix
         }
         most += sum(_pieces(*sizes, halves=mirrored) for sizes in matrices.values())
-    words = max(_words(plan, move.result.tile) for move in sweep.moves)
+    words = max(_words(plan, value.tile) for value in [*sweep.loads, *sweep.tiles.values()])
     return most * words
+
+
+def outers_after(sweep: Sweep) -> list[list[Outer]]:
+    """The outer products that follow each group of moves: as soon as both fibres are there."""
+    groups = grouped(sweep.moves)
+    touched: dict[Value, int] = {}
+    for position, group in enumerate(groups):
+        for move in group:
+            for value in (*move.operands, move.result):
+                touched.setdefault(value, position)
+    found: list[list[Outer]] = [[] for _ in groups] or [[]]
+    for outer in sweep.outers:
+        found[max(touched.get(x, 0) for x in outer.operands)].append(outer)
+    return found
 
 
 def grouped(moves: list[Move]) -> list[list[Move]]:

@@ -126,8 +126,10 @@ class Source:
     def _print_zero_sums(self) -> None:
         text, block = self._text, self.block
         for out in block.summed:
-            if out in block.accumulated:
-                shape = block.plan.tiles[block.plan.results[out]].shape
+            shape = block.plan.tiles[block.plan.results[out]].shape
+            if out in block.whole:
+                text(f"OuterSum<{block.type}, {listed(shape)}> sum{out};", shape_of(shape))
+            elif out in block.accumulated:
                 sizes = listed((*shape, block.split))
                 text(f"ProductSum<{block.type}, {sizes}> sum{out};", shape_of(shape))
             else:

@@ -5,7 +5,7 @@ from jaxmagma.lowering.cuda.source.matrices import Matrices
 from jaxmagma.lowering.cuda.source.places import Places
 from jaxmagma.lowering.cuda.source.registers import POINT, Registers
 from jaxmagma.lowering.cuda.source.text import Text, listed, shape_of
-from jaxmagma.lowering.cuda.sweeps import Move, Sweep, Value, grouped, slots
+from jaxmagma.lowering.cuda.sweeps import Move, Outer, Sweep, Value, grouped, outers_after, slots
 from jaxmagma.plan import Pointwise, Product, Rearrange
 
 
@@ -22,14 +22,26 @@ def print_sweep(text: Text, matrices: Matrices, places: Places, sweep: Sweep) ->
     parameters += [f"{type_} {x}" for x in ("e", *sweep.lines)]
     shape = shape_of((block.elements, *extents))
     with text.function(f"{verb}<{listed(sizes)}>(thread", parameters, shape):
-        groups = grouped(sweep.moves)
+        groups, outers = grouped(sweep.moves), outers_after(sweep)
         for number, group in enumerate(groups):
             if group[0].pointwise:
                 later = {x for g in groups[number + 1 :] for m in g for x in m.operands}
+                later.update(x for found in outers[number:] for y in found for x in y.operands)
                 _print_points(text, registers, group, later)
             else:
                 (move,) = group
                 _print_fibre(text, matrices, registers, move)
+            _print_outers(text, registers, outers[number])
+        if not groups:
+            _print_outers(text, registers, sweep.outers)
+
+
+def _print_outers(text: Text, registers: Registers, outers: list[Outer]) -> None:
+    """Outer products of fibres, which are added to what the thread has of a sum."""
+    for outer in outers:
+        fibres = listed(registers.fibre(x) for x in outer.operands)
+        shape = shape_of(tuple(x.length for x in outer.operands))
+        text(f"if (slice.has(e)) add(sum{outer.output}, {fibres});", shape)
 
 
 def _print_fibre(text: Text, matrices: Matrices, registers: Registers, move: Move) -> None:
