@@ -17,7 +17,7 @@ TYPES = {
 }
 
 # Those on tensor cores, and those of them whose columns are read by two lanes from one bank: three
-# pieces of eight leave no other order. If B is not transposed, and if it is.
+# pieces of eight leave no better rotation. If B is not transposed, and if it is.
 TENSOR_SIZES = {"float64": range(19, 33), "complex128": range(13, 33)}
 CONFLICTS = {True: (19, 21, 22, 23), False: (19, 21, 23)}
 
