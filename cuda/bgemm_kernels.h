@@ -2,15 +2,18 @@
 //
 // A block multiplies a chunk of elements that follow each other. They come to shared memory and
 // leave it in groups of 16 bytes, as memory is fastest for every size of matrix; transposition is a
-// matter of which values a thread reads there. Each thread owns a block of the result. There are no
-// stages: while some blocks of a multiprocessor wait for memory, others multiply.
+// matter of which values a thread reads there. Each thread owns a block of the result; where
+// multiply-adds in double precision would be the limit, a warp does, see bgemm_tensor.h. There are
+// no stages: while some blocks of a multiprocessor wait for memory, others multiply.
 #pragma once
 
 #include <string.h>
 
+#include <type_traits>
 #include <utility>
 
 #include "bgemm.h"
+#include "bgemm_tensor.h"
 #include "complex.cuh"
 #include "tile.cuh"
 
@@ -84,17 +87,27 @@ struct BgemmChoice {
   int columns;
 };
 
-// From timings on an H200 with sizes of 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31 and 32: large
-// blocks where products are many, and blocks that leave few lanes idle.
+// From timings on an H200 with sizes of 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31 and 32, and
+// with complex64 from 18 on: large blocks where products are many, and blocks that leave few lanes
+// idle.
 template <class T>
 constexpr BgemmChoice choose_bgemm(int n) {
   switch (sizeof(T)) {
     case 4:
+      if (n == 28) return {8, 8};
       if (n % 4 == 0) return n < 24 ? BgemmChoice{4, 4} : BgemmChoice{8, 4};
       return n <= 24 ? BgemmChoice{6, 6} : BgemmChoice{8, 8};
     case 8:
       if (n == 4) return {2, 2};
-      if (n == 17 && is_complex<T>) return {9, 3};
+      if (is_complex<T>) {
+        if (n == 17) return {9, 3};
+        if (n == 19 || n == 29) return {6, 5};
+        if (n == 20) return {4, 4};
+        if (n == 21 || n == 25) return {7, 5};
+        if (n == 22) return {4, 6};
+        if (n == 26 || n == 28) return {4, 10};
+        if (n == 27) return {6, 9};
+      }
       if (n % 16 == 0) return {4, 4};
       return n <= 24 ? BgemmChoice{6, 4} : BgemmChoice{8, 4};
     default:
@@ -207,7 +220,7 @@ struct BgemmShape {
       // Gaps split the sectors of memory, which costs more than conflicts between short lines do.
       if (layout.apart && (V * N % group != 0 || V * N < 8 * group)) continue;
       const bool gaps = layout.apart && !found.apart;
-      if (turns(layout) * 4 < turns(found) * (gaps ? 3 : 4)) found = layout;
+      if (turns(layout) * 6 < turns(found) * (gaps ? 5 : 6)) found = layout;
     }
     return found;
   }
@@ -261,7 +274,9 @@ __device__ __forceinline__ void multiply(Block<T, M, K>& sum, const T* a, const 
   // About as many instructions for every size; with more of them at once, ptxas spills on sm_80.
   constexpr int products = M * K * V * (is_complex<T> ? 4 : 1);
   constexpr int most = least(sizeof(T) == 16 ? 2 : 4, Shape::vectors);
-  constexpr int steps = products > 128 ? 1 : least(128 / products, most);
+  // Complex64 of 24, 28 and 32 has the registers, and gains 2 to 4 %.
+  constexpr int fewest = sizeof(T) == 8 && is_complex<T> && N > 20 && N % 4 == 0 ? 2 : 1;
+  constexpr int steps = products * fewest > 128 ? fewest : least(128 / products, most);
 #pragma unroll(steps)
   for (int j = 0; j < Shape::vectors; ++j) {
     const auto x = load_panel<Shape, typename Shape::Rows, !TA, N>(a + j * (TA ? line : V));
@@ -302,12 +317,51 @@ __device__ __forceinline__ void store_block(T* to, const Block<T, M, K>& x,
   }
 }
 
+// Puts the products of a chunk where A was.
+template <class T, int N>
+__device__ __forceinline__ void multiply_in_threads(T* left, const T* right,
+                                                    Transposed transposed) {
+  using Shape = BgemmShape<T, N>;
+  const int thread = threadIdx.x;
+  const bool works = thread < Shape::work;
+  const auto place = Shape::place(thread, Shape::layout);
+  Block<T, Shape::Rows::size * Shape::V, Shape::Columns::size * Shape::V> sum;
+  zero(sum);
+  if (works) {
+    if (transposed.a) {
+      if (transposed.b) {
+        multiply<T, N, true, true>(sum, left, right, place);
+      } else {
+        multiply<T, N, true, false>(sum, left, right, place);
+      }
+    } else {
+      if (transposed.b) {
+        multiply<T, N, false, true>(sum, left, right, place);
+      } else {
+        multiply<T, N, false, false>(sum, left, right, place);
+      }
+    }
+  }
+  __syncthreads();
+  if (works) store_block<T, N>(left, sum, place);
+}
+
+// ---- The kernel ------------------------------------------------------------------------------
+
+// From timings on an H200: up to 12 values a side, or 18 real ones, threads are as fast.
+template <class T, int N>
+constexpr bool on_tensor_cores = (std::is_same<T, double>::value && N > 18) ||
+                                 (std::is_same<T, Complex<double>>::value && N > 12);
+
+template <class T, int N>
+using KernelShape = std::conditional_t<on_tensor_cores<T, N>, TensorShape<T, N>, BgemmShape<T, N>>;
+
 // Of the size 1, ptxas would spill values to have room for more blocks.
 template <class T, int N>
-__global__ void __launch_bounds__(BgemmShape<T, N>::threads, N == 1 ? 1 : 0)
+__global__ void __launch_bounds__(KernelShape<T, N>::threads, N == 1 ? 1 : 0)
     BgemmKernel(const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ c,
                 long long count, Transposed transposed) {
-  using Shape = BgemmShape<T, N>;
+  using Shape = KernelShape<T, N>;
   constexpr int E = Shape::elements, group = Shape::group;
   extern __shared__ __align__(16) unsigned char memory[];
   T* const left = reinterpret_cast<T*>(memory);
@@ -336,27 +390,11 @@ __global__ void __launch_bounds__(BgemmShape<T, N>::threads, N == 1 ? 1 : 0)
   }
   __syncthreads();
 
-  const bool works = thread < Shape::work;
-  const auto place = Shape::place(thread, Shape::layout);
-  Block<T, Shape::Rows::size * Shape::V, Shape::Columns::size * Shape::V> sum;
-  zero(sum);
-  if (works) {
-    if (transposed.a) {
-      if (transposed.b) {
-        multiply<T, N, true, true>(sum, left, right, place);
-      } else {
-        multiply<T, N, true, false>(sum, left, right, place);
-      }
-    } else {
-      if (transposed.b) {
-        multiply<T, N, false, true>(sum, left, right, place);
-      } else {
-        multiply<T, N, false, false>(sum, left, right, place);
-      }
-    }
+  if constexpr (on_tensor_cores<T, N>) {
+    multiply_on_tensor_cores<T, N>(left, right, transposed);
+  } else {
+    multiply_in_threads<T, N>(left, right, transposed);
   }
-  __syncthreads();
-  if (works) store_block<T, N>(left, sum, place);
   __syncthreads();
 
   if (whole) {
@@ -374,9 +412,10 @@ __global__ void __launch_bounds__(BgemmShape<T, N>::threads, N == 1 ? 1 : 0)
 
 template <class T, int... SIZES>
 const Bgemm& BgemmOf(int size, std::integer_sequence<int, SIZES...>) {
-  static const Bgemm table[] = {
-      {reinterpret_cast<const void*>(&BgemmKernel<T, SIZES + 1>), BgemmShape<T, SIZES + 1>::threads,
-       BgemmShape<T, SIZES + 1>::elements, BgemmShape<T, SIZES + 1>::bytes}...};
+  static const Bgemm table[] = {{reinterpret_cast<const void*>(&BgemmKernel<T, SIZES + 1>),
+                                 KernelShape<T, SIZES + 1>::threads,
+                                 KernelShape<T, SIZES + 1>::elements,
+                                 KernelShape<T, SIZES + 1>::bytes}...};
   return table[size - 1];
 }
 

@@ -16,6 +16,11 @@ TYPES = {
     "complex128": "Complex<double>",
 }
 
+# Those on tensor cores, and those of them whose columns are read by two lanes from one bank: three
+# pieces of eight leave no better rotation. If B is not transposed, and if it is.
+TENSOR_SIZES = {"float64": range(19, 33), "complex128": range(13, 33)}
+CONFLICTS = {True: (19, 21, 22, 23), False: (19, 21, 23)}
+
 _MAIN = """
 using namespace jaxmagma;
 using T = TYPE;
@@ -33,6 +38,34 @@ extern "C" void run(int size, bool left, bool right, const T* a, const T* b, T* 
 }
 """
 
+# What lanes of a warp read of a factor in a layout of the tensor cores, in values.
+_TENSOR = """
+template <int N, class Axis>
+void axis(bool along, int* lanes, int* places) {
+  using Shape = TensorShape<T, N>;
+  const int by = Shape::template find_rotation<Axis>(along);
+  for (int lane = 0; lane < 32; ++lane) lanes[lane] = Shape::template place<Axis>(lane, by, along);
+  for (int n = 0; n < 8 * Axis::pieces; ++n) {
+    places[n] = Axis::offset(n / 8, by) + Axis::rotate(n % 8, by);
+  }
+}
+
+template <int... SIZES>
+void axis_of(int size, bool rows, bool along, int* lanes, int* places,
+             std::integer_sequence<int, SIZES...>) {
+  (void)((size == SIZES + 13 &&
+          (rows ? axis<SIZES + 13, typename TensorShape<T, SIZES + 13>::Rows>(along, lanes, places)
+                : axis<SIZES + 13, typename TensorShape<T, SIZES + 13>::Columns>(along, lanes,
+                                                                                 places),
+           true)) ||
+         ...);
+}
+
+extern "C" void axis(int size, bool rows, bool along, int* lanes, int* places) {
+  axis_of(size, rows, along, lanes, places, std::make_integer_sequence<int, 20>());
+}
+"""
+
 Load = Callable[[str], ctypes.CDLL]
 
 
@@ -46,6 +79,8 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
     def load(dtype: str) -> ctypes.CDLL:
         if dtype not in loaded:
             main = _MAIN.replace("TYPE", TYPES[dtype])
+            if dtype in TENSOR_SIZES:
+                main += _TENSOR
             loaded[dtype] = cuda_emulator.build("bgemm_kernels.h", main, folder, dtype)
         return loaded[dtype]
 
@@ -79,6 +114,28 @@ def test_products(n: int, dtype: str, load: Load) -> None:
                 np.testing.assert_allclose(
                     c.reshape(count, n, n), x @ y, rtol=tolerance, atol=tolerance * n
                 )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "n"), [(dtype, n) for dtype, sizes in TENSOR_SIZES.items() for n in sizes]
+)
+@pytest.mark.parametrize("rows", [True, False])
+@pytest.mark.parametrize("along", [True, False])
+def test_tensor_cores_read_from_all_banks(
+    n: int, dtype: str, rows: bool, along: bool, load: Load
+) -> None:
+    """Lanes that are served together read from different banks; pieces cover their axis."""
+    extent = min(n, 16) if rows else n
+    lanes, places = np.zeros(32, np.int32), np.full(32, -1, np.int32)
+    load(dtype).axis(
+        *(n, ctypes.c_bool(rows), ctypes.c_bool(along)),
+        *(ctypes.c_void_p(x.ctypes.data) for x in (lanes, places)),
+    )
+    assert set(places[: (extent + 7) // 8 * 8]) == set(range(extent))
+    together = 128 // np.dtype(dtype).itemsize
+    busiest = max(np.bincount(x % together).max() for x in lanes.reshape(-1, together))
+    conflict = dtype == "float64" and not rows and n in CONFLICTS[along]
+    assert busiest == (2 if conflict else 1)
 
 
 def aligned(x: cuda_emulator.Array) -> cuda_emulator.Array:
