@@ -1,29 +1,13 @@
-// Sums over elements of outer products of fibres: each thread has a whole one of its own.
+// Sums over elements of outer products of fibres: each thread has a whole one of its own, a Block.
 //
 // They are as small as the registers of a thread, and the fibres are there for something else. What
-// the threads of a block have is added up after its last element.
+// the threads of a group have is added up after its last element.
 #pragma once
 
 #include "complex.cuh"
 #include "tile.cuh"
 
 namespace jaxmagma {
-
-template <class T, int M, int N>
-struct OuterSum {
-  T value[M][N] = {};
-};
-
-// sum[m, n] += left[m] right[n]
-template <class T, int M, int N>
-__device__ __forceinline__ void add(OuterSum<T, M, N>& sum, const Fibre<T, M>& left,
-                                    const Fibre<T, N>& right) {
-#pragma unroll
-  for (int i = 0; i < M; ++i) {
-#pragma unroll
-    for (int j = 0; j < N; ++j) sum.value[i][j] = multiply_add(left[i], right[j], sum.value[i][j]);
-  }
-}
 
 // What the lanes of a warp have together, in all of them.
 template <class T>
@@ -39,7 +23,7 @@ __device__ __forceinline__ Complex<T> of_warp(Complex<T> x) {
 
 // Adds up what the threads have, warp by warp, and stores it, row by row.
 template <int THREADS, class T, int M, int N>
-__device__ __forceinline__ void store(T* to, const OuterSum<T, M, N>& sum, T* shared, int thread) {
+__device__ __forceinline__ void store(T* to, const Block<T, M, N>& sum, T* shared, int thread) {
   T own[(M * N + 31) / 32] = {};  // value number `lane`, and each 32nd from there
 #pragma unroll
   for (int at = 0; at < M * N; ++at) {

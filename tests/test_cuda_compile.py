@@ -534,7 +534,7 @@ def test_numbers_of_whole_sums_of_products(
     rows: int, columns: int, terms: int, dtype: str, folder: Path
 ) -> None:
     program = contraction("emk,ekn->mn", {"m": rows, "n": columns, "k": terms}, dtype=dtype)
-    assert "OuterSum<" in lowered(program, whole_sums=True).source
+    assert "gemm(sum0" in lowered(program, whole_sums=True).source
     for elements in (0, 1, 23):
         emulate(program, (elements,), folder, whole_sums=True)
     for options in ({"threads": 32, "elements": 3}, {"threads": 96, "elements": 5}):
@@ -544,8 +544,8 @@ def test_numbers_of_whole_sums_of_products(
 def test_whole_sums_take_fibres_that_are_there() -> None:
     """Of the six terms of the gradient of a basis two need no load, and four one fibre each."""
     source = lowered(gradient(mass(2, constant=False))).source
-    assert source.count("add(sum") == 6 and "accumulate<" not in source
-    both = [x for x in source.splitlines() if "add(sum" in x]
+    assert source.count("gemm(sum") == 6 and "accumulate<" not in source
+    both = [x for x in source.splitlines() if "gemm(sum" in x]
     # Each fibre is loaded once, and no product has a stage of its own.
     assert len(set(both)) == 6
     assert source.count("lines<") == 5
@@ -605,7 +605,7 @@ def test_numbers_of_sums_of_different_kinds(folder: Path) -> None:
     both = builder.pointwise("add", [(one, "mn"), (other, "nm")], "mn", {"m": 5, "n": 5})
     outputs = [Output(both, ()), Output(u, ()), Output(third, ()), Output(third, (0,))]
     program = builder.build(outputs).program
-    for whole, term in ((False, "accumulate<"), (True, "add(sum")):
+    for whole, term in ((False, "accumulate<"), (True, "gemm(sum")):
         options: dict[str, Any] = {"accumulate": True, "whole_sums": whole}
         source = lowered(program, **options).source
         assert source.count(term) == 2 and source.count("reduce(") == 2

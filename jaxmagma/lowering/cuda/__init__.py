@@ -35,9 +35,9 @@ from jaxmagma.lowering.cuda.functors import FUNCTORS
 from jaxmagma.lowering.cuda.gemms import LARGEST_BLOCK
 from jaxmagma.lowering.cuda.locality import planned as planned
 from jaxmagma.lowering.cuda.model import busy, choose
+from jaxmagma.lowering.cuda.origins import resolvable, with_joined_places
 from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.cuda.source import Source
-from jaxmagma.lowering.cuda.sources import resolvable, with_joined_places
 from jaxmagma.lowering.cuda.sums import spread
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.plan import Plan, Pointwise, Product, Step, renumbered

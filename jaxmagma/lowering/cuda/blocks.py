@@ -17,11 +17,11 @@ from jaxmagma.lowering.cuda.accumulations import (
     registers_of,
     whole_registers,
 )
+from jaxmagma.lowering.cuda.origins import Origin, Strided, composed, origin, placed_once
 from jaxmagma.lowering.cuda.outers import with_outers
 from jaxmagma.lowering.cuda.parameters import CONSTANT_BYTES, Parameters
 from jaxmagma.lowering.cuda.pieces import Pieces, pieces_of, split_pieces_of
 from jaxmagma.lowering.cuda.shared import BEFORE, Shared, Uses
-from jaxmagma.lowering.cuda.sources import Origin, Strided, composed, origin, placed_once
 from jaxmagma.lowering.cuda.sweeps import (
     ALONG,
     QUAD,

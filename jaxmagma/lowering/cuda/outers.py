@@ -8,7 +8,7 @@ what goes into it and of what comes back, and both are on the same lines.
 
 from collections.abc import Iterable, Mapping
 
-from jaxmagma.lowering.cuda.sources import Origin
+from jaxmagma.lowering.cuda.origins import Origin
 from jaxmagma.lowering.cuda.sweeps import ALONG, LABELS, Accumulation, Outer, Stage, Sweep, Value
 
 

@@ -15,7 +15,7 @@ from jaxmagma.lowering.cuda import banks
 from jaxmagma.lowering.cuda.accumulations import PIECE
 from jaxmagma.lowering.cuda.banks import Access, Layout
 from jaxmagma.lowering.cuda.gemms import blocking_of
-from jaxmagma.lowering.cuda.sources import Origin
+from jaxmagma.lowering.cuda.origins import Origin
 from jaxmagma.lowering.cuda.sweeps import (
     ALONG,
     QUAD,

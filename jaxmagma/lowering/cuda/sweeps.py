@@ -28,7 +28,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from jaxmagma.lowering.cuda.sources import Origin, origin
+from jaxmagma.lowering.cuda.origins import Origin, origin
 from jaxmagma.parity import WORTH
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, Step
 from jaxmagma.program import Gather, Place, View

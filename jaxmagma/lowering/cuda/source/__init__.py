@@ -128,7 +128,8 @@ class Source:
         for out in block.summed:
             shape = block.plan.tiles[block.plan.results[out]].shape
             if out in block.whole:
-                text(f"OuterSum<{block.type}, {listed(shape)}> sum{out};", shape_of(shape))
+                text(f"Block<{block.type}, {listed(shape)}> sum{out};", shape_of(shape))
+                text(f"zero(sum{out});")
             elif out in block.accumulated:
                 sizes = listed((*shape, block.split))
                 text(f"ProductSum<{block.type}, {sizes}> sum{out};", shape_of(shape))

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from jaxmagma.lowering.cuda import banks
 from jaxmagma.lowering.cuda.blocks import Block
+from jaxmagma.lowering.cuda.origins import Origin, Strided
 from jaxmagma.lowering.cuda.source.text import offset
-from jaxmagma.lowering.cuda.sources import Origin, Strided
 from jaxmagma.lowering.cuda.sweeps import Assembly, Sweep
 
 

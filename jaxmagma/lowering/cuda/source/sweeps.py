@@ -41,7 +41,7 @@ def _print_outers(text: Text, registers: Registers, outers: list[Outer]) -> None
     for outer in outers:
         fibres = listed(registers.fibre(x) for x in outer.operands)
         shape = shape_of(tuple(x.length for x in outer.operands))
-        text(f"if (slice.has(e)) add(sum{outer.output}, {fibres});", shape)
+        text(f"if (slice.has(e)) gemm(sum{outer.output}, {fibres});", shape)
 
 
 def _print_fibre(text: Text, matrices: Matrices, registers: Registers, move: Move) -> None:
