@@ -21,6 +21,7 @@ from jaxmagma.lowering.cuda.origins import Origin, Strided, composed, origin, pl
 from jaxmagma.lowering.cuda.outers import with_outers
 from jaxmagma.lowering.cuda.parameters import CONSTANT_BYTES, Parameters
 from jaxmagma.lowering.cuda.pieces import Pieces, pieces_of, split_pieces_of
+from jaxmagma.lowering.cuda.scheduler import Scheduler
 from jaxmagma.lowering.cuda.shared import BEFORE, Shared, Uses
 from jaxmagma.lowering.cuda.sweeps import (
     ALONG,
@@ -29,7 +30,6 @@ from jaxmagma.lowering.cuda.sweeps import (
     Assembly,
     Gemm,
     Move,
-    Scheduler,
     Stage,
     Sweep,
     copy_sweep,

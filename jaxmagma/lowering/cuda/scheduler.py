@@ -1,0 +1,490 @@
+"""From the steps of a plan to the stages of a kernel (see ``sweeps``).
+
+Steps are grouped by list scheduling: the first step that is ready opens a sweep, and every ready
+step that fits joins it. So equal branches of a program (the interpolations of two functions, the
+three derivatives of one) go through their sweeps together and read what they share once.
+
+**Pointwise operations** join in groups that belong together, all or none, as far as the fibres that
+are then alive at once fit in registers. Where they do not, fibres are handed on through shared
+memory to a sweep of single values: one thread for each point, everything in registers. That is also
+what a program of pointwise operations alone becomes, however many they are.
+"""
+
+import heapq
+import math
+from collections.abc import Collection, Iterable, Iterator
+
+from jaxmagma.lowering.cuda.origins import Origin, origin
+from jaxmagma.lowering.cuda.sweeps import (
+    ALONG,
+    FIBRE_REGISTERS,
+    LABELS,
+    QUAD,
+    Assembly,
+    Gemm,
+    Matrix,
+    Mode,
+    Move,
+    Stage,
+    Sweep,
+    Value,
+    as_mode,
+    live_registers,
+    words,
+)
+from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, Step
+from jaxmagma.program import Gather, Place, View
+
+
+# All fibres of a sweep that are alive at once must fit in a thread's registers; the rest of 255 is
+# for addresses and for what the compiler loads ahead.
+LIVE_REGISTERS = 176
+# Pointwise steps that read more tiles than this do so value by value, with many threads, rather
+# than fibre by fibre to hand on to a mode product.
+MOST_LOADS = 6
+
+
+class Scheduler:
+    """Groups the steps of ``plan`` into stages; tiles of ``skipped`` nobody needs on chip.
+
+    With ``quads``, fibres are owned by quads wherever matrices multiply them. Matrices in ``split``
+    are better multiplied half by half. ``registers`` of a thread are taken by what is no part of a
+    sweep.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        skipped: Iterable[int] = (),
+        quads: bool = False,
+        split: Collection[int] = (),
+        registers: int = 0,
+    ) -> None:
+        self.plan = plan
+        self.most = LIVE_REGISTERS - registers
+        self.quads = quads
+        self.split = split
+        self.skipped = set(skipped)
+        self.ready = set(range(len(plan.program.inputs)))  # tiles in memory
+        self.origins: dict[int, Origin] = {}
+        self.todo: dict[int, Product | Rearrange | Pointwise | Place] = {}
+        self.consumers: dict[int, list[int]] = {}
+        for number, step in plan.numbered_steps():
+            if number in self.skipped:
+                continue
+            if isinstance(step, View | Gather):
+                self.origins[number] = origin(plan, number)
+                continue
+            self.todo[number] = step
+            for operand in step.operands:
+                self.consumers.setdefault(operand, []).append(number)
+
+    def stages(self) -> list[Stage]:
+        stages: list[Stage] = []
+        while self.todo:
+            number = self._first()
+            step = self.todo.pop(number)
+            sweep = None if isinstance(step, Place) else self._open(number, step)
+            if sweep is not None:
+                self._fill(sweep)
+                stages.append(sweep)
+                self.ready |= sweep.tiles.keys()
+                continue
+            if isinstance(step, Place):
+                stages.append(Assembly(number, step))
+            else:
+                assert not isinstance(step, Pointwise)
+                stages.append(Gemm(number, step))
+            self.ready.add(number)
+        return stages
+
+    def _first(self) -> int:
+        """The step to open a stage with: mode products first, for pointwise steps may join them.
+
+        Of pointwise steps the smallest, for those on larger tiles may need it.
+        """
+        found = [n for n, s in self.todo.items() if all(self._known(x) for x in s.operands)]
+        modes = (n for n in found if as_mode(self.plan, self.todo[n]) is not None)
+        return next(modes, min(found, key=lambda n: math.prod(self.todo[n].shape)))
+
+    def _known(self, tile: int) -> bool:
+        """Whether a tile can be read from memory."""
+        if tile in self.origins:
+            at = self.origins[tile]
+            return at.tile in self.ready and (at.index is None or at.index in self.ready)
+        return tile in self.ready
+
+    # ---- Opening a sweep -------------------------------------------------------------------------
+
+    def _open(self, number: int, step: Product | Rearrange | Pointwise) -> Sweep | None:
+        extents = step.extents
+        mode = as_mode(self.plan, step)
+        if mode is not None:
+            sweep, names = self._empty(mode.tile_labels, mode.contracted, extents)
+            if self.quads and _for_quads(mode, extents):
+                sweep.lanes = QUAD
+            self._add_mode(sweep, number, step, mode, names)
+            return sweep
+        summed = _summed(step)
+        if len(summed) > (1 if isinstance(step, Rearrange) else 0):
+            return None
+        best: Sweep | None = None
+        for along in self._fibres(number, step, summed):
+            sweep, names = self._empty(step.output_labels, along, extents)
+            if self.quads and along and not summed:
+                sweep.lanes = QUAD
+            if self._add_pointwise(sweep, number, step, names):
+                if not along or summed or self._reaches_mode(sweep):
+                    return sweep
+                best = best or sweep
+        return best
+
+    def _reaches_mode(self, sweep: Sweep) -> bool:
+        """Whether a mode product joins the sweep, if it is filled."""
+        todo = dict(self.todo)
+        trial = sweep.copy()
+        self._fill(trial)
+        self.todo = todo
+        if len(trial.loads) > MOST_LOADS:
+            return False
+        return any(move.matrix is not None for move in trial.moves)
+
+    def _empty(
+        self, labels: str, along: str, extents: dict[str, int]
+    ) -> tuple[Sweep, dict[str, str]]:
+        """A sweep over all ``labels`` but one, and what they are called there."""
+        names = dict(zip((x for x in labels if x != along), LABELS, strict=False))
+        sweep = Sweep("".join(names.values()), {names[x]: extents[x] for x in names})
+        return sweep, names
+
+    def _fibres(
+        self, number: int, step: Product | Rearrange | Pointwise, summed: str
+    ) -> Iterator[str]:
+        """Labels along which a pointwise operation may go, the best first; "" is single values."""
+        if summed:
+            yield summed
+            return
+        seen = set()
+        for other in self._later_modes(number, step.output_labels):
+            if other not in seen:
+                seen.add(other)
+                yield other
+        yield ""
+
+    def _later_modes(self, number: int, labels: str) -> Iterator[str]:
+        """Labels of a tile that mode products of pointwise functions of it contract."""
+        places, seen = [(number, labels)], {number}
+        while places:
+            (tile, labels), *places = places
+            for consumer in self.consumers.get(tile, []):
+                step = self.todo.get(consumer)
+                if step is None or isinstance(step, Place):
+                    continue
+                mode = as_mode(self.plan, step)
+                if mode is not None:
+                    if mode.tile == tile and mode.contracted:
+                        label = labels[mode.tile_labels.index(mode.contracted)]
+                        if label != " ":
+                            yield label
+                    continue
+                if _summed(step) or consumer in seen:
+                    continue
+                seen.add(consumer)
+                own = next(x for value, x in _operands(step) if value == tile)
+                names = dict(zip(own, labels, strict=True))
+                places.append((consumer, "".join(names.get(x, " ") for x in step.output_labels)))
+
+    # ---- Filling it ------------------------------------------------------------------------------
+
+    def _fill(self, sweep: Sweep) -> None:
+        """Lets every step that fits join the sweep."""
+        while True:
+            before = len(sweep.moves)
+            for number, step in list(self.todo.items()):
+                mode = None if isinstance(step, Place) else as_mode(self.plan, step)
+                if mode is not None or (not isinstance(step, Place) and _summed(step)):
+                    self._join(sweep, [number])
+            self._join_pointwise(sweep)
+            if sweep.single and len(sweep.moves) == before:
+                self._join_neighbour(sweep)
+            if len(sweep.moves) == before:
+                return
+
+    def _join_pointwise(self, sweep: Sweep) -> None:
+        """Lets pointwise steps join, groups that belong together all or none."""
+        group = self._closure(sweep)
+        # A step whose pointwise consumers are left behind would hand on more than it takes.
+        whole = set(group)
+        while True:
+            left = {
+                n
+                for n in whole
+                if any(
+                    isinstance(self.todo.get(c), Pointwise) and c not in whole
+                    for c in self.consumers.get(n, [])
+                )
+            }
+            if not left:
+                break
+            whole -= left
+        chosen = [n for n in group if n in whole]
+        if chosen and self._join(sweep, chosen):
+            return
+        for part in self._parts(chosen):
+            if len(part) < len(chosen):
+                self._join(sweep, part)
+        rest = [n for n in group if n in self.todo]
+        if rest and len(rest) > len(chosen):
+            handed = len(self._handed_on(sweep))
+            trial = sweep.copy()
+            if self._joined(trial, rest) and len(self._handed_on(trial)) <= handed:
+                self._join(sweep, rest)
+
+    def _join_neighbour(self, sweep: Sweep) -> None:
+        """Lets an operation on other tiles of the same shape join a sweep of single values."""
+        shape = [sweep.extents[x] for x in sweep.lines]
+        for number, step in self.todo.items():
+            if isinstance(step, Place) or as_mode(self.plan, step) is not None or _summed(step):
+                continue
+            if list(step.shape) != shape or not all(self._known(x) for x in step.operands):
+                continue
+            names = dict(zip(step.output_labels, sweep.lines, strict=True))
+            if self._add_pointwise(sweep, number, step, names):
+                del self.todo[number]
+                return
+
+    def _closure(self, sweep: Sweep) -> list[int]:
+        """Pointwise steps that could be done in the sweep, and lead from it or to what does."""
+        made = sweep.tiles.keys()
+        possible: dict[int, bool] = {}  # and whether it comes from the sweep
+        for number, step in self.todo.items():
+            if isinstance(step, Place) or as_mode(self.plan, step) is not None or _summed(step):
+                continue
+            known = (self._known(x) or x in made or x in possible for x in step.operands)
+            if all(known):
+                possible[number] = any(x in made or possible.get(x) for x in step.operands)
+        for number in reversed(list(possible)):
+            # What comes from memory alone is drawn in by those who need it.
+            if not possible[number] and any(
+                possible.get(c) for c in self.consumers.get(number, [])
+            ):
+                possible[number] = True
+        return [n for n in possible if possible[n]]
+
+    def _parts(self, group: list[int]) -> list[list[int]]:
+        """The connected parts of a group of steps."""
+        part = {n: n for n in group}
+
+        def root(n: int) -> int:
+            while part[n] != n:
+                n = part[n]
+            return n
+
+        for number in group:
+            for operand in self.todo[number].operands:
+                if operand in part:
+                    part[root(number)] = root(operand)
+        parts: dict[int, list[int]] = {}
+        for number in group:
+            parts.setdefault(root(number), []).append(number)
+        return list(parts.values())
+
+    def _handed_on(self, sweep: Sweep) -> list[int]:
+        made = sweep.tiles.keys()
+        return [n for n in made if any(c not in made for c in self.consumers.get(n, []))]
+
+    def _join(self, sweep: Sweep, group: list[int]) -> bool:
+        """Adds steps to the sweep, if all of them fit."""
+        trial = sweep.copy()
+        if not self._joined(trial, group):
+            return False
+        sweep.loads, sweep.moves, sweep.tiles = trial.loads, trial.moves, trial.tiles
+        for number in group:
+            self.todo.pop(number, None)
+        return True
+
+    def _joined(self, sweep: Sweep, group: list[int]) -> bool:
+        """Adds steps to the sweep; it is of no use if one does not fit."""
+        inside = set(group)
+        # Those that touch the sweep come first: they say what labels are called.
+        touching = [
+            n
+            for n in group
+            if any(x in sweep.tiles for x in self.todo[n].operands)
+            or as_mode(self.plan, self.todo[n]) is not None
+        ]
+        while touching:
+            before = len(sweep.moves)
+            if not self._drawn_in(sweep, heapq.heappop(touching), inside):
+                return False
+            for move in sweep.moves[before:]:
+                for consumer in self.consumers.get(move.result.tile, ()):
+                    if consumer in inside:
+                        heapq.heappush(touching, consumer)
+        if not inside <= sweep.tiles.keys():
+            return False
+        return sweep.single or live_registers(self.plan, sweep, self.split) <= self.most
+
+    def _drawn_in(self, sweep: Sweep, number: int, inside: set[int]) -> bool:
+        """Adds a step to the sweep, after those of ``inside`` that it needs."""
+        # Steps that wait for their operands, with names for labels of their results.
+        waiting: list[tuple[int, dict[str, str]]] = [(number, {})]
+        while waiting:
+            number, names = waiting[-1]
+            if number in sweep.tiles:
+                waiting.pop()
+                continue
+            step = self.todo[number]
+            assert not isinstance(step, Place)
+            mode = as_mode(self.plan, step)
+            if mode is not None:
+                if not (mode.tile in sweep.tiles or self._known(mode.tile)):
+                    return False
+                lines = self._mode_names(sweep, step, mode)
+                if lines is None:
+                    return False
+                self._add_mode(sweep, number, step, mode, lines)
+                continue
+            names = dict(names)
+            missing = []
+            for operand, labels in _operands(step):
+                if operand in sweep.tiles:
+                    for label, name in zip(labels, sweep.tiles[operand].labels, strict=True):
+                        if names.setdefault(label, name) != name:
+                            return False
+                elif operand in inside:
+                    missing.append((operand, labels))
+                elif not self._known(operand):
+                    return False
+            if missing:
+                operand, labels = missing[0]
+                below = self.todo[operand]
+                assert not isinstance(below, Place)
+                wanted = {
+                    own: names[label]
+                    for own, label in zip(below.output_labels, labels, strict=True)
+                    if label in names
+                }
+                # Without a line to go by, the order of the steps decides.
+                if not wanted and labels:
+                    return False
+                waiting.append((operand, wanted))
+                continue
+            if not names and sweep.lines:
+                return False
+            if not self._add_pointwise(sweep, number, step, names):
+                return False
+        return True
+
+    def _mode_names(
+        self, sweep: Sweep, step: Product | Rearrange | Pointwise, mode: Mode
+    ) -> dict[str, str] | None:
+        """The lines of a mode product as lines of the sweep, if they can be the same."""
+        if sweep.lanes == QUAD and not _for_quads(mode, step.extents):
+            return None
+        if mode.tile in sweep.tiles:
+            names = dict(zip(mode.tile_labels, sweep.tiles[mode.tile].labels, strict=True))
+            along = next((x for x in names if names[x] == ALONG), "")
+            return names if along == mode.contracted else None
+        # A branch of its own, or another product of a tile that is read anyway.
+        extents = step.extents
+        lines = [x for x in mode.tile_labels if x != mode.contracted]
+        if [extents[x] for x in lines] != [sweep.extents[x] for x in sweep.lines]:
+            return None
+        return dict(zip(lines, sweep.lines, strict=True))
+
+    # ---- Adding an operation ---------------------------------------------------------------------
+
+    def _operand(self, sweep: Sweep, tile: int, labels: str, length: int) -> Value:
+        """A tile in registers: made in this sweep, or read."""
+        if tile in sweep.tiles:
+            return sweep.tiles[tile]
+        value = Value(tile, labels, length if ALONG in labels else 1)
+        if value not in sweep.loads:
+            sweep.loads.append(value)
+        return value
+
+    def _add_mode(
+        self,
+        sweep: Sweep,
+        number: int,
+        step: Product | Rearrange | Pointwise,
+        mode: Mode,
+        lines: dict[str, str],
+    ) -> None:
+        extents = step.extents
+
+        def labels(of: str) -> str:
+            return "".join(
+                ALONG if x in (mode.contracted, mode.new) and x else lines[x] for x in of
+            )
+
+        def axis(label: str) -> int | None:
+            return mode.matrix_labels.index(label) if label else None
+
+        length = extents.get(mode.contracted, 1)
+        operand = self._operand(sweep, mode.tile, labels(mode.tile_labels), length)
+        result = Value(number, labels(step.output_labels), extents.get(mode.new, 1))
+        matrix = Matrix(mode.matrix, axis(mode.new), axis(mode.contracted))
+        sweep.add(Move(step, result, (operand,), matrix))
+
+    def _add_pointwise(
+        self,
+        sweep: Sweep,
+        number: int,
+        step: Product | Rearrange | Pointwise,
+        names: dict[str, str],
+    ) -> bool:
+        """Adds an operation that acts value by value, or sums along the fibre, if it fits.
+
+        ``names`` says which lines some of its labels are; one other label may be the fibre's.
+        """
+        extents = step.extents
+        output, operands = step.output_labels, _operands(step)
+        every = dict.fromkeys("".join(labels for _, labels in operands) + output)
+        names = names | {x: ALONG for x in every if x not in names}
+        if len(set(names.values())) < len(names):
+            return False  # two labels would run along the fibre, or be the same line
+        along = next((x for x in names if names[x] == ALONG), "")
+        summed = _summed(step)
+        if summed and (summed != along or not isinstance(step, Rearrange)):
+            return False
+        if not set(sweep.lines) <= {names[x] for x in output}:
+            return False  # several threads would make the same value
+        length = extents.get(along, 1)
+        if length * words(self.plan, number) * 2 > FIBRE_REGISTERS:
+            return False
+
+        def labels(of: str) -> str:
+            return "".join(names[x] for x in of)
+
+        # What was made in this sweep is in registers alone, with the labels that it has there.
+        for operand, own in operands:
+            if operand in sweep.tiles and sweep.tiles[operand].labels != labels(own):
+                return False
+        values = tuple(
+            self._operand(sweep, operand, labels(own), length) for operand, own in operands
+        )
+        result = Value(number, labels(output), length if along in output and along else 1)
+        sweep.add(Move(step, result, values))
+        return True
+
+
+def _operands(step: Step) -> list[tuple[int, str]]:
+    """The operands with their labels."""
+    if isinstance(step, Product):
+        return [(step.left, step.left_labels), (step.right, step.right_labels)]
+    if isinstance(step, Rearrange):
+        return [(step.operand, step.labels)]
+    assert isinstance(step, Pointwise)
+    return list(zip(step.operands, step.labels, strict=True))
+
+
+def _summed(step: Product | Rearrange | Pointwise) -> str:
+    labels = dict.fromkeys("".join(labels for _, labels in _operands(step)))
+    return "".join(x for x in labels if x not in step.output_labels)
+
+
+def _for_quads(mode: Mode, extents: dict[str, int]) -> bool:
+    """Whether tensor cores can do a mode product: fibres on both sides."""
+    return min(extents.get(mode.contracted, 1), extents.get(mode.new, 1)) > 1
