@@ -526,9 +526,15 @@ def test_numbers_of_products_summed_over_elements(
         emulate(program, (23,), folder, **pieces, **options)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "complex64", "complex128"])
 @pytest.mark.parametrize(
-    ("rows", "columns", "terms"), [(1, 1, 1), (7, 9, 5), (8, 3, 4), (5, 6, 33)]
+    ("rows", "columns", "terms", "dtype"),
+    [
+        (1, 1, 1, "float64"),
+        (7, 9, 5, "float64"),
+        (8, 3, 4, "float32"),
+        (7, 3, 5, "complex64"),
+        (5, 6, 33, "complex128"),
+    ],
 )
 def test_numbers_of_whole_sums_of_products(
     rows: int, columns: int, terms: int, dtype: str, folder: Path
