@@ -274,7 +274,7 @@ __device__ __forceinline__ void multiply(Block<T, M, K>& sum, const T* a, const 
   // About as many instructions for every size; with more of them at once, ptxas spills on sm_80.
   constexpr int products = M * K * V * (is_complex<T> ? 4 : 1);
   constexpr int most = least(sizeof(T) == 16 ? 2 : 4, Shape::vectors);
-  // Complex64 of 24, 28 and 32 has the registers, and gains 2 to 4 %.
+  // Complex64 of 24, 28 and 32 has the registers, and gains by it.
   constexpr int fewest = sizeof(T) == 8 && is_complex<T> && N > 20 && N % 4 == 0 ? 2 : 1;
   constexpr int steps = products * fewest > 128 ? fewest : least(128 / products, most);
 #pragma unroll(steps)

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "complex.cuh"
+#include "quad.cuh"
 #include "tile.cuh"
 
 namespace jaxmagma {
@@ -13,7 +14,7 @@ namespace jaxmagma {
 template <class T>
 __device__ __forceinline__ T of_warp(T x) {
 #pragma unroll
-  for (int other = 16; other > 0; other /= 2) x += __shfl_xor_sync(0xffffffffu, x, other);
+  for (int other = 16; other > 0; other /= 2) x += from_lane(x, other);
   return x;
 }
 template <class T>

@@ -274,15 +274,24 @@ class Book:
             mine.update({name: {**x, "version": version} for name, x in entries.items()})
             ordered = {a: dict(sorted(found.items())) for a, found in sorted(content.items())}
             text = json.dumps({"format": FORMAT, "choices": ordered}, indent=1)
-            # Readers do not lock: they see the old file or the new one.
-            descriptor, draft = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name)
-            try:
-                with open(descriptor, "w") as file:
-                    file.write(text + "\n")
-                os.replace(draft, self.path)
-            except BaseException:
-                os.unlink(draft)
-                raise
+            write(self.path, text + "\n")
+
+
+def write(path: Path, text: str) -> None:
+    """Replaces a file. Readers do not lock: they see the old one or the new one.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with open(descriptor, "w") as file:
+            file.write(text)
+        os.replace(draft, path)
+    except BaseException:
+        os.unlink(draft)
+        raise
 
 
 class _Unsaved:

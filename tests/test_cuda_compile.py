@@ -575,7 +575,8 @@ def test_numbers_of_gradients(
 ) -> None:
     emulate(gradient(program), (elements,), folder, quads=quads, accumulate=False)
     for whole in (False, True):
-        emulate(gradient(program), (elements,), folder, quads=quads, whole_sums=whole)
+        options: dict[str, Any] = {"quads": quads, "accumulate": True, "whole_sums": whole}
+        emulate(gradient(program), (elements,), folder, **options)
 
 
 def test_wide_sums_are_shared_by_warps(folder: Path) -> None:

@@ -10,8 +10,6 @@ import contextlib
 import functools
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -69,18 +67,10 @@ def read(file: Path) -> Kernel | None:
 
 
 def write(file: Path, kernel: Kernel) -> None:
-    """Keeps a kernel, if it can: readers see the whole file or none."""
+    """Keeps a kernel, if it can."""
     text = json.dumps(_encoded(kernel))
     with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, draft = tempfile.mkstemp(dir=file.parent, prefix=file.name)
-        try:
-            with open(descriptor, "w") as out:
-                out.write(f"{_checksum(text)}\n{text}")
-            os.replace(draft, file)
-        except BaseException:
-            os.unlink(draft)
-            raise
+        choices.write(file, f"{_checksum(text)}\n{text}")
 
 
 def _checksum(text: str) -> str:

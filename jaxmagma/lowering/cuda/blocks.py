@@ -34,6 +34,7 @@ from jaxmagma.lowering.cuda.sweeps import (
     Sweep,
     copy_sweep,
     is_mirrored,
+    made_by,
 )
 from jaxmagma.parity import Halves
 from jaxmagma.plan import Plan
@@ -322,7 +323,7 @@ class Block:
         follow()
         for stage in stages:
             found.append(stage)
-            known.update(self.made(stage))
+            known.update(made_by(stage))
             follow()
         return found
 
@@ -363,7 +364,7 @@ class Block:
         maker: dict[int, int] = dict.fromkeys((*self.fetched, *self.brought), BEFORE)
         readers: dict[int, list[int]] = {}
         for position, stage in enumerate(self.stages):
-            for tile in self.made(stage):
+            for tile in made_by(stage):
                 outside = tile in self.origins or tile < self.inputs
                 if not outside or tile in self.staged:
                     maker.setdefault(tile, position)
@@ -389,13 +390,6 @@ class Block:
     def strides(self) -> bool:
         """Whether there are as many groups as a GPU has room for, and take turns with elements."""
         return self.ahead and not self.summed
-
-    def made(self, stage: Stage) -> list[int]:
-        if isinstance(stage, Accumulation):
-            return []
-        if not isinstance(stage, Sweep):
-            return [stage.number]
-        return [move.result.tile for move in stage.moves]
 
     def read(self, stage: Stage) -> list[int]:
         """The tiles that a stage reads where they are in memory."""

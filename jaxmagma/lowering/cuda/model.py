@@ -300,17 +300,16 @@ def least_blocks(block: Block) -> int:
     if any(isinstance(stage, Gemm) for stage in block.stages):
         return 0
     few = 1
-    if block.accumulations:
+    sweeps = [x for x in block.stages if isinstance(x, Sweep)]
+    if block.whole:
+        live = max(live_registers(block.plan, x, block.halves) for x in sweeps)
+        needed = block.kept_registers + live + WHOLE_PLACES
+        most = MULTIPROCESSOR_REGISTERS // (block.threads * needed)
+        few = min(resident(block), most, ENOUGH_THREADS // block.threads)
+    elif block.accumulations:
         # Sums leave the compiler no registers to keep what it could as well read again.
-        sweeps = (x for x in block.stages if isinstance(x, Sweep))
         several = block.alone or any(len(x.moves) > SEVERAL_MOVES for x in sweeps)
         few = min(resident(block), BUSY_THREADS // (2 if several else 1) // block.threads)
-        if block.whole:
-            sweeps = (x for x in block.stages if isinstance(x, Sweep))
-            live = max(live_registers(block.plan, x, block.halves) for x in sweeps)
-            needed = block.kept_registers + live + WHOLE_PLACES
-            most = MULTIPROCESSOR_REGISTERS // (block.threads * needed)
-            few = min(resident(block), most, ENOUGH_THREADS // block.threads)
     elif block.quads:
         most = MULTIPROCESSOR_REGISTERS // (block.threads * quad_registers(block))
         few = 1 if block.alone else min(resident(block), enough_blocks(block), most)

@@ -9,7 +9,16 @@ what goes into it and of what comes back, and both are on the same lines.
 from collections.abc import Iterable, Mapping
 
 from jaxmagma.lowering.cuda.origins import Origin
-from jaxmagma.lowering.cuda.sweeps import ALONG, LABELS, Accumulation, Outer, Stage, Sweep, Value
+from jaxmagma.lowering.cuda.sweeps import (
+    ALONG,
+    LABELS,
+    Accumulation,
+    Outer,
+    Stage,
+    Sweep,
+    Value,
+    made_by,
+)
 
 
 # Before the first stage.
@@ -23,7 +32,7 @@ def with_outers(
 
     ``origins`` are of tiles whose values are part of others.
     """
-    made = {tile: n for n, stage in enumerate(stages) for tile in _made(stage)}
+    made = {tile: n for n, stage in enumerate(stages) for tile in made_by(stage)}
     own: dict[int, list[Stage]] = {}  # sweeps that follow each stage
     for term in terms:
         # The stage after which each operand can be read from memory.
@@ -49,12 +58,6 @@ def with_outers(
     for position, stage in enumerate(stages):
         found += [stage, *own.get(position, [])]
     return found
-
-
-def _made(stage: Stage) -> Iterable[int]:
-    if isinstance(stage, Sweep):
-        return stage.tiles
-    return () if isinstance(stage, Accumulation) else (stage.number,)
 
 
 def _at_hand(sweep: Sweep) -> list[Value]:

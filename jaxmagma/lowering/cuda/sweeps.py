@@ -167,6 +167,13 @@ class Accumulation:
 Stage = Sweep | Gemm | Assembly | Accumulation
 
 
+def made_by(stage: Stage) -> list[int]:
+    """The tiles that a stage makes."""
+    if isinstance(stage, Sweep):
+        return list(stage.tiles)
+    return [] if isinstance(stage, Accumulation) else [stage.number]
+
+
 @dataclass(frozen=True)
 class Mode:
     """A product with a matrix known before the kernel starts, as an operation on fibres."""

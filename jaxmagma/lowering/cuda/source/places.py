@@ -6,7 +6,7 @@ from jaxmagma.lowering.cuda import banks
 from jaxmagma.lowering.cuda.blocks import Block
 from jaxmagma.lowering.cuda.origins import Origin, Strided
 from jaxmagma.lowering.cuda.source.text import offset
-from jaxmagma.lowering.cuda.sweeps import Assembly, Sweep
+from jaxmagma.lowering.cuda.sweeps import Assembly, Sweep, made_by
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Places:
         having = [
             n
             for n, stage in enumerate(block.stages)
-            if not isinstance(stage, Assembly) and tile in block.made(stage)
+            if not isinstance(stage, Assembly) and tile in made_by(stage)
         ]
         return bool(having) and self.position == having[-1 if tile in block.rewritten else 0]
 

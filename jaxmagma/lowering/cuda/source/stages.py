@@ -11,7 +11,7 @@ from jaxmagma.lowering.cuda.source.products import print_accumulation, print_gem
 from jaxmagma.lowering.cuda.source.sweeps import print_sweep
 from jaxmagma.lowering.cuda.source.text import Text
 from jaxmagma.lowering.cuda.source.tiles import Tiles
-from jaxmagma.lowering.cuda.sweeps import Accumulation, Gemm, Stage, Sweep
+from jaxmagma.lowering.cuda.sweeps import Accumulation, Gemm, Stage, Sweep, made_by
 
 
 def print_stages(text: Text, block: Block, tiles: Tiles, matrices: Matrices) -> None:
@@ -83,7 +83,7 @@ class _Barriers:
     def print_before(self, places: Places, stage: Stage) -> None:
         overlap = self.block.shared.overlap
         reads = {x for x in self.block.read(stage) if places.from_shared(x)}
-        writes = {x for x in self.block.made(stage) if places.to_shared(x)}
+        writes = {x for x in made_by(stage) if places.to_shared(x)}
         if overlap(reads, self.writes) or overlap(writes, self.reads | self.writes):
             self.print(places.position)
             self.reads, self.writes = set(), set()
