@@ -1,8 +1,9 @@
 // Tiles that the copy engine brings to shared memory, while threads do other work.
 //
-// It moves whole groups of 16 bytes between places that are multiples of 16. A tile of doubles may
-// begin in the middle of one: then it lies in shared memory as it does in global memory, one value
-// later, and threads bring what is at its ends. Where there is no such engine they bring all of it.
+// It moves whole groups of 16 bytes between places that are multiples of 16. A tile of values of 8
+// bytes may begin in the middle of one: then it lies in shared memory as it does in global memory,
+// one value later, and threads bring what is at its ends. Where there is no such engine they bring
+// all of it.
 #pragma once
 
 #include "batch.cuh"
@@ -15,13 +16,17 @@ using Arrival = unsigned long long;
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-__device__ __forceinline__ int of_pair(const double* from) {
-  return static_cast<int>(reinterpret_cast<unsigned long long>(from) / 8 % 2);
+// Which value of its group that is.
+template <class T>
+__device__ __forceinline__ int in_group(const T* from) {
+  static_assert(sizeof(T) == 8 || sizeof(T) == 16, "two values are a group, or one");
+  return static_cast<int>(reinterpret_cast<unsigned long long>(from) % 16 / sizeof(T));
 }
 
 // Where in shared memory the tile is that is `from` there in global memory.
-__device__ __forceinline__ double* fetched(double* to, const double* from) {
-  return to + of_pair(from);
+template <class T>
+__device__ __forceinline__ T* fetched(T* to, const T* from) {
+  return to + in_group(from);
 }
 
 __device__ __forceinline__ unsigned in_shared(const void* at) {
@@ -48,9 +53,11 @@ template <int THREADS, int ELEMENTS, int SIZE, class To, class From>
 __device__ __forceinline__ void fetch(int thread, Arrival& arrived, const To& to,
                                       const From& from) {
   if (thread < ELEMENTS) {
-    const double* const source = from(thread);
-    double* const target = to(thread);
-    const int head = of_pair(source), tail = (SIZE - head) % 2, bytes = (SIZE - head - tail) * 8;
+    const auto* const source = from(thread);
+    auto* const target = to(thread);
+    constexpr int kValue = sizeof(*source);
+    const int head = in_group(source), tail = (SIZE - head) % (16 / kValue);
+    const int bytes = (SIZE - head - tail) * kValue;
     const unsigned barrier = in_shared(&arrived);
     // What threads have done there before comes first.
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -89,7 +96,8 @@ __device__ __forceinline__ void wait(Arrival& arrived, unsigned phase) {
 
 #else
 
-__device__ __forceinline__ double* fetched(double* to, const double*) {
+template <class T>
+__device__ __forceinline__ T* fetched(T* to, const T*) {
   return to;
 }
 

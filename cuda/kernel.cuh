@@ -9,6 +9,7 @@
 #include "gather.cuh"
 #include "gemm.cuh"
 #include "map.cuh"
+#include "near.cuh"
 #include "outer.cuh"
 #include "pack.cuh"
 #include "quad.cuh"

@@ -56,12 +56,20 @@ __device__ __forceinline__ Pack<int, W> operator+(const Pack<int, W>& a, int b) 
   return b + a;
 }
 
-template <int W>
-__device__ __forceinline__ Pack<int, W> operator*(int a, const Pack<int, W>& b) {
-  Pack<int, W> y;
+template <class T, int W>
+__device__ __forceinline__ Pack<T, W> operator*(T a, const Pack<T, W>& b) {
+  Pack<T, W> y;
 #pragma unroll
   for (int w = 0; w < W; ++w) y.value[w] = a * b.value[w];
   return y;
+}
+
+// sum + a * b
+template <class T, int W>
+__device__ __forceinline__ Pack<T, W> multiply_add(T a, const Pack<T, W>& b, Pack<T, W> sum) {
+#pragma unroll
+  for (int w = 0; w < W; ++w) sum.value[w] = multiply_add(a, b.value[w], sum.value[w]);
+  return sum;
 }
 
 template <int W>
@@ -141,6 +149,79 @@ __device__ __forceinline__ auto gathered(const Place<T, W>& vector,
     x.value[w] = gathered<COMPONENTS>(vector.at[w], index.at[w], of_fibre(component, w));
   }
   return x;
+}
+
+// ---- Fibres of a thread ----------------------------------------------------------------------
+
+// Which of W fibres a thread has of its own. In place of the others it goes along with the first,
+// and writes nothing.
+template <int W>
+struct Own {
+  bool has[W];
+};
+
+template <int N, int STRIDE = 0, class T, int W>
+__device__ __forceinline__ auto load(const Own<W>&, const Place<T, W>& from) {
+  Fibre<Pack<typename Mutable<T>::type, W>, N> x;
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = get(from + i * STRIDE);
+  return x;  // (N), W times
+}
+
+template <int N, int STRIDE, int COMPONENT, int COMPONENTS, class T, int W, class Component>
+__device__ __forceinline__ auto load_gathered(const Own<W>&, const Place<T, W>& vector,
+                                              const Place<const int, W>& index,
+                                              const Component& component) {
+  Fibre<Pack<typename Mutable<T>::type, W>, N> x;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    x[i] = gathered<COMPONENTS>(vector, index + i * STRIDE, component + i * COMPONENT);
+  }
+  return x;  // (N), W times
+}
+
+template <class T, int W>
+__device__ __forceinline__ void put(const Own<W>& own, const Place<T, W>& to, const Pack<T, W>& x) {
+#pragma unroll
+  for (int w = 0; w < W; ++w) {
+    if (own.has[w] && to.has[w]) *to.at[w] = x.value[w];
+  }
+}
+
+template <int STRIDE = 0, class T, int W, int N>
+__device__ __forceinline__ void store(const Own<W>& own, const Place<T, W>& to,
+                                      const Fibre<Pack<T, W>, N>& x) {
+#pragma unroll
+  for (int w = 0; w < W; ++w) {
+    if (own.has[w] && to.has[w]) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) to.at[w][i * STRIDE] = x[i].value[w];  // (N)
+    }
+  }
+}
+
+// Calls body(own, i, j, ...) for every line of EXTENTS, W at a time, spread over THREADS threads.
+// Those of neighbours lie side by side, as if each had one.
+template <int THREADS, int W, int... EXTENTS, class Body>
+__device__ __forceinline__ void packs(int thread, const Body& body) {
+  constexpr int count = Lines<EXTENTS...>::count;
+  const auto visit = [&](unsigned first) {
+    Own<W> own;
+    Pack<unsigned, W> line;
+#pragma unroll
+    for (int w = 0; w < W; ++w) {
+      const unsigned at = first + w * THREADS;
+      own.has[w] = count % (THREADS * W) == 0 || at < count;
+      line.value[w] = own.has[w] ? at : first;
+    }
+    Lines<EXTENTS...>::visit(line, body, own);
+  };
+  if constexpr (count <= THREADS * W) {
+    if (count >= THREADS || thread < count) visit(thread);
+  } else {
+#pragma unroll 1
+    for (unsigned first = thread; first < count; first += THREADS * W) visit(first);
+  }
 }
 
 }  // namespace jaxmagma

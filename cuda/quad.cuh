@@ -114,6 +114,10 @@ template <class T>
 __device__ __forceinline__ T from_lane(T x, int other) {
   return __shfl_xor_sync(0xffffffffu, x, other);
 }
+template <class T>
+__device__ __forceinline__ Complex<T> from_lane(Complex<T> x, int other) {
+  return {from_lane(x.real, other), from_lane(x.imag, other)};
+}
 template <class T, int W>
 __device__ __forceinline__ Pack<T, W> from_lane(Pack<T, W> x, int other) {
 #pragma unroll
@@ -172,6 +176,33 @@ __device__ __forceinline__ void multiply_add(Pack<double, W> (&c)[2], const Pack
       c[0].value[one] = sum[0];
       c[1].value[one] = sum[1];
     }
+  }
+}
+
+// The same of complex numbers: four products of real ones.
+template <int W>
+__device__ __forceinline__ void multiply_add(Pack<Complex<double>, W> (&c)[2],
+                                             const Pack<Complex<double>, W>& a, Complex<double> b) {
+  Pack<double, W> real[2], imag[2], a_real, a_imag, minus_imag;
+#pragma unroll
+  for (int w = 0; w < W; ++w) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      real[i].value[w] = c[i].value[w].real;
+      imag[i].value[w] = c[i].value[w].imag;
+    }
+    a_real.value[w] = a.value[w].real;
+    a_imag.value[w] = a.value[w].imag;
+    minus_imag.value[w] = -a.value[w].imag;
+  }
+  multiply_add(real, a_real, b.real);
+  multiply_add(imag, a_real, b.imag);
+  multiply_add(real, minus_imag, b.imag);
+  multiply_add(imag, a_imag, b.real);
+#pragma unroll
+  for (int w = 0; w < W; ++w) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) c[i].value[w] = {real[i].value[w], imag[i].value[w]};
   }
 }
 

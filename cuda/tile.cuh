@@ -33,6 +33,7 @@ struct Pointee<T*> {
 template <class T, int N>
 struct Fibre {
   static_assert(N > 0, "a fibre has at least one value");
+  using Value = T;
   T value[N];
   __device__ __forceinline__ T& operator[](int i) { return value[i]; }
   __device__ __forceinline__ const T& operator[](int i) const { return value[i]; }

@@ -83,6 +83,22 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("JAX finds no GPU")
 
 
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where kernels are compiled for the emulator; see ``pytest_collection_modifyitems``."""
+    from tests import cuda_emulator
+
+    if cuda_emulator.compiler() is None:
+        pytest.skip("no C++ compiler")
+    return tmp_path_factory.mktemp("emulated")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "emulated" in getattr(item, "fixturenames", ()):
+            item.add_marker("emulated")
+
+
 @pytest.fixture
 def getkey(request: pytest.FixtureRequest) -> Callable[[], jax.Array]:
     """A function that returns a fresh random key at each call, the same ones in every run."""

@@ -276,19 +276,12 @@ def test_groups_of_threads_are_warps() -> None:
 # ---- Numbers ---------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if cuda_emulator.compiler() is None:
-        pytest.skip("no C++ compiler")
-    return tmp_path_factory.mktemp("emulated")
-
-
 def emulate(
-    program: ElementProgram, extents: tuple[int, ...], folder: Path, **options: Any
+    program: ElementProgram, extents: tuple[int, ...], emulated: Path, **options: Any
 ) -> None:
     kernel = lowered(program, extents, **options)
     arrays = arguments(program, extents)
-    assert_close(program, arrays, cuda_emulator.run(kernel, program, arrays, folder))
+    assert_close(program, arrays, cuda_emulator.run(kernel, program, arrays, emulated))
 
 
 # Odd and even numbers of rows and of columns, in two directions each.
@@ -303,7 +296,7 @@ SPLIT = {
 @pytest.mark.parametrize("quads", [False, True])
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("name", SPLIT)
-def test_numbers_of_split_products(name: str, sign: int, quads: bool, folder: Path) -> None:
+def test_numbers_of_split_products(name: str, sign: int, quads: bool, emulated: Path) -> None:
     """Of even and odd halves; and of the derivative, whose matrices are transposed."""
     program = contraction("xa,yb,eab->exy", SPLIT[name], sign=sign)
     transposed = transpose(program, [True], [True])
@@ -312,15 +305,15 @@ def test_numbers_of_split_products(name: str, sign: int, quads: bool, folder: Pa
         source = lowered(each, quads=quads, even_odd=True).source
         assert source.count("split_gemm") == 2
         assert ("MirroredQuad<2>" in source) == quads
-        emulate(each, (3,), folder, quads=quads, even_odd=True)
+        emulate(each, (3,), emulated, quads=quads, even_odd=True)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("dtype", ["float32", "complex64", "complex128"])
-def test_numbers_of_split_products_of_other_dtypes(dtype: str, sign: int, folder: Path) -> None:
+def test_numbers_of_split_products_of_other_dtypes(dtype: str, sign: int, emulated: Path) -> None:
     program = mass(4, sign=sign, dtype=dtype)
     assert "6 products by even and odd halves" in lowered(program, even_odd=True).description
-    emulate(program, (5,), folder, even_odd=True)
+    emulate(program, (5,), emulated, even_odd=True)
 
 
 @pytest.mark.parametrize(
@@ -333,40 +326,40 @@ def test_numbers_of_split_products_of_other_dtypes(dtype: str, sign: int, folder
     ],
     ids=str,
 )
-def test_numbers_of_symmetric_matrices(options: dict[str, Any], folder: Path) -> None:
-    emulate(mass(5, sign=1), (5,), folder, even_odd=True, **options)
-    emulate(chain(17, sign=-1), (5,), folder, even_odd=True, **options)
+def test_numbers_of_symmetric_matrices(options: dict[str, Any], emulated: Path) -> None:
+    emulate(mass(5, sign=1), (5,), emulated, even_odd=True, **options)
+    emulate(chain(17, sign=-1), (5,), emulated, even_odd=True, **options)
 
 
 @pytest.mark.parametrize(("p", "quads"), [(4, False), (7, True)])
-def test_numbers_of_split_fused_products(p: int, quads: bool, folder: Path, x64: None) -> None:
+def test_numbers_of_split_fused_products(p: int, quads: bool, emulated: Path, x64: None) -> None:
     """Values and derivatives of one fibre share its even and odd parts."""
     program = cuda_fused.diffusion(p, tables=cuda_fused.lagrange_tables)
     kernel = lowered(program, quads=quads, even_odd=True)
     assert "split_gemm<1" in kernel.source and "split_gemm<-1" in kernel.source
     assert ("MirroredQuad" in kernel.source) == quads
     arrays = arguments(program, (3,))
-    got = cuda_emulator.run(kernel, program, arrays, folder)
+    got = cuda_emulator.run(kernel, program, arrays, emulated)
     cuda_fused.assert_same(program, arrays, got)
 
 
 @pytest.mark.parametrize("quads", [False, True])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_numbers_of_split_gathered_products(
-    sign: int, quads: bool, folder: Path, x64: None
+    sign: int, quads: bool, emulated: Path, x64: None
 ) -> None:
     program = cuda_fused.gathered_symmetric(sign, 50, 5)
     kernel = lowered(program, (5,), quads=quads, even_odd=True)
     assert kernel.source.count("split_gemm") == 2
     assert ("MirroredQuad<2>" in kernel.source) == quads
     arrays = cuda_fused.indexed(program, 5)
-    got = cuda_emulator.run(kernel, program, arrays, folder)
+    got = cuda_emulator.run(kernel, program, arrays, emulated)
     cuda_fused.assert_same(program, arrays, got)
 
 
 @pytest.mark.parametrize("quads", [False, True])
 @pytest.mark.parametrize("name", ["values", "slopes", "Bernstein"])
-def test_rounding_of_split_products(name: str, quads: bool, folder: Path) -> None:
+def test_rounding_of_split_products(name: str, quads: bool, emulated: Path) -> None:
     """Within the bound of ``parity``, whatever the sizes of the values of a fibre."""
     n, q = 14, 15
     points = basis.gauss_legendre(q)[0]
@@ -381,7 +374,7 @@ def test_rounding_of_split_products(name: str, quads: bool, folder: Path) -> Non
     assert "split_gemm" in kernel.source
     rng = np.random.default_rng(5)
     x = rng.normal(size=(200, n)) * 10.0 ** rng.integers(-8, 9, (200, n))
-    (got,) = cuda_emulator.run(kernel, program, [x], folder)
+    (got,) = cuda_emulator.run(kernel, program, [x], emulated)
     want = np.einsum("xa,ea->ex", table.astype(np.longdouble), x)
     size = np.abs(table)
     size = np.maximum(size, np.flip(size))
@@ -394,7 +387,7 @@ def test_rounding_of_split_products(name: str, quads: bool, folder: Path) -> Non
 @pytest.mark.parametrize("quads", [False, True])
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("name", ["odd from odd", "even from even"])
-def test_what_is_not_finite_stays_so(name: str, sign: int, quads: bool, folder: Path) -> None:
+def test_what_is_not_finite_stays_so(name: str, sign: int, quads: bool, emulated: Path) -> None:
     """At every place of a fibre, and in all of the result; not in other elements."""
     sizes = SPLIT[name]
     program = contraction("xa,ea->ex", sizes, sign=sign)
@@ -406,7 +399,7 @@ def test_what_is_not_finite_stays_so(name: str, sign: int, quads: bool, folder: 
         for k in range(n):
             u[k, k] = value
             u[n + k, [k, n - 1 - k]] = value, -value
-        (got,) = cuda_emulator.run(kernel, program, [u], folder)
+        (got,) = cuda_emulator.run(kernel, program, [u], emulated)
         assert not np.isfinite(got[: 2 * n]).any()
         assert np.isfinite(got[2 * n]).all()
 
@@ -439,25 +432,25 @@ def has_shared_operand(name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", EMULATED)
-def test_numbers(name: str, folder: Path) -> None:
+def test_numbers(name: str, emulated: Path) -> None:
     spec, batch, extents = EMULATED[name]
-    emulate(contraction(spec, SIZES, batch), extents, folder)
+    emulate(contraction(spec, SIZES, batch), extents, emulated)
 
 
 @pytest.mark.parametrize("name", [x for x in EMULATED if has_shared_operand(x)])
-def test_numbers_of_traced_operands(name: str, folder: Path) -> None:
+def test_numbers_of_traced_operands(name: str, emulated: Path) -> None:
     spec, batch, extents = EMULATED[name]
-    emulate(contraction(spec, SIZES, batch, constant=False), extents, folder)
+    emulate(contraction(spec, SIZES, batch, constant=False), extents, emulated)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64", "complex128"])
-def test_numbers_of_other_dtypes(dtype: str, folder: Path) -> None:
-    emulate(mass(2, dtype=dtype), (13,), folder)
-    emulate(product(5, 6, 7, dtype=dtype), (13,), folder)
+def test_numbers_of_other_dtypes(dtype: str, emulated: Path) -> None:
+    emulate(mass(2, dtype=dtype), (13,), emulated)
+    emulate(product(5, 6, 7, dtype=dtype), (13,), emulated)
 
 
-def test_numbers_of_several_outputs(folder: Path) -> None:
-    emulate(several_outputs(), (29,), folder)
+def test_numbers_of_several_outputs(emulated: Path) -> None:
+    emulate(several_outputs(), (29,), emulated)
 
 
 @pytest.mark.parametrize(
@@ -483,20 +476,20 @@ def test_numbers_of_several_outputs(folder: Path) -> None:
     ],
     ids=str,
 )
-def test_numbers_do_not_depend_on_parameters(options: dict[str, Any], folder: Path) -> None:
+def test_numbers_do_not_depend_on_parameters(options: dict[str, Any], emulated: Path) -> None:
     for extents in ((1,), (23,)):
-        emulate(mass(2), extents, folder, **options)
-        emulate(chain(4), extents, folder, **options)
+        emulate(mass(2), extents, emulated, **options)
+        emulate(chain(4), extents, emulated, **options)
 
 
 @pytest.mark.parametrize("program", [chain(9), gradient(chain(5))], ids=str)
-def test_operands_come_ahead(program: ElementProgram, folder: Path) -> None:
+def test_operands_come_ahead(program: ElementProgram, emulated: Path) -> None:
     """Of slices that are whole, ragged or none, fetched for one element or for several."""
     source = lowered(program, quads=True, ahead=True, fetch=2).source
     assert source.count("fetch<") == 4  # before the loop, and in it
     for options in ({"elements": 1}, {"elements": 3, "threads": 64}):
         for elements in (0, 1, 23):
-            emulate(program, (elements,), folder, quads=True, ahead=True, fetch=2, **options)
+            emulate(program, (elements,), emulated, quads=True, ahead=True, fetch=2, **options)
 
 
 # Rows, columns and terms of a product that is summed over elements: none, some or all are whole
@@ -515,15 +508,15 @@ SUMMED_PRODUCTS = [
 @pytest.mark.parametrize("spec", ["emk,ekn->mn", "ekm,enk->nm"])
 @pytest.mark.parametrize(("rows", "columns", "terms"), SUMMED_PRODUCTS)
 def test_numbers_of_products_summed_over_elements(
-    rows: int, columns: int, terms: int, spec: str, folder: Path
+    rows: int, columns: int, terms: int, spec: str, emulated: Path
 ) -> None:
     program = contraction(spec, {"m": rows, "n": columns, "k": terms})
     pieces: dict[str, Any] = {"accumulate": True, "whole_sums": False}
     assert "accumulate<" in lowered(program, **pieces).source
     for elements in (0, 1, 23):
-        emulate(program, (elements,), folder, **pieces)
+        emulate(program, (elements,), emulated, **pieces)
     for options in ({"threads": 64, "elements": 3}, {"threads": 96, "elements": 5}):
-        emulate(program, (23,), folder, **pieces, **options)
+        emulate(program, (23,), emulated, **pieces, **options)
 
 
 @pytest.mark.parametrize(
@@ -537,14 +530,14 @@ def test_numbers_of_products_summed_over_elements(
     ],
 )
 def test_numbers_of_whole_sums_of_products(
-    rows: int, columns: int, terms: int, dtype: str, folder: Path
+    rows: int, columns: int, terms: int, dtype: str, emulated: Path
 ) -> None:
     program = contraction("emk,ekn->mn", {"m": rows, "n": columns, "k": terms}, dtype=dtype)
     assert "gemm(sum0" in lowered(program, whole_sums=True).source
     for elements in (0, 1, 23):
-        emulate(program, (elements,), folder, whole_sums=True)
+        emulate(program, (elements,), emulated, whole_sums=True)
     for options in ({"threads": 32, "elements": 3}, {"threads": 96, "elements": 5}):
-        emulate(program, (23,), folder, whole_sums=True, **options)
+        emulate(program, (23,), emulated, whole_sums=True, **options)
 
 
 def test_whole_sums_take_fibres_that_are_there() -> None:
@@ -558,35 +551,37 @@ def test_whole_sums_take_fibres_that_are_there() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64", "complex128"])
-def test_numbers_of_products_of_other_dtypes_summed_over_elements(dtype: str, folder: Path) -> None:
+def test_numbers_of_products_of_other_dtypes_summed_over_elements(
+    dtype: str, emulated: Path
+) -> None:
     program = contraction(
         "emkl,elkn->mn", dict(zip("mnkl", (9, 7, 3, 2), strict=True), e=1), dtype=dtype
     )
     pieces: dict[str, Any] = {"accumulate": True, "whole_sums": False}
     assert "accumulate<" in lowered(program, **pieces).source
-    emulate(program, (13,), folder, **pieces)
+    emulate(program, (13,), emulated, **pieces)
 
 
 @pytest.mark.parametrize("quads", [False, True])
 @pytest.mark.parametrize("elements", [1, 13])
 @pytest.mark.parametrize("program", [chain(2), chain(5), chain(9), mass(1), mass(2)], ids=str)
 def test_numbers_of_gradients(
-    program: ElementProgram, elements: int, quads: bool, folder: Path
+    program: ElementProgram, elements: int, quads: bool, emulated: Path
 ) -> None:
-    emulate(gradient(program), (elements,), folder, quads=quads, accumulate=False)
+    emulate(gradient(program), (elements,), emulated, quads=quads, accumulate=False)
     for whole in (False, True):
         options: dict[str, Any] = {"quads": quads, "accumulate": True, "whole_sums": whole}
-        emulate(gradient(program), (elements,), folder, **options)
+        emulate(gradient(program), (elements,), emulated, **options)
 
 
-def test_wide_sums_are_shared_by_warps(folder: Path) -> None:
+def test_wide_sums_are_shared_by_warps(emulated: Path) -> None:
     """Columns of a sum that one warp has no registers for are divided."""
     program = gradient(chain(26, constant=False))
     assert "ProductSum<double, 26, 26, 2>" in lowered(program, accumulate=True).source
-    emulate(program, (3,), folder, accumulate=True)
+    emulate(program, (3,), emulated, accumulate=True)
 
 
-def test_only_terms_that_are_there_are_summed(folder: Path) -> None:
+def test_only_terms_that_are_there_are_summed(emulated: Path) -> None:
     """Lanes without a term read one of another element, which may be infinite, and add nothing."""
     program = contraction("emk,ekn->mn", {"m": 3, "n": 2, "k": 5})
     for element in (0, 6):
@@ -596,12 +591,12 @@ def test_only_terms_that_are_there_are_summed(folder: Path) -> None:
         want = np.einsum("emk,ekn->mn", left, right)
         for whole in (False, True):
             kernel = lowered(program, (7,), elements=4, accumulate=True, whole_sums=whole)
-            (got,) = cuda_emulator.run(kernel, program, [left, right], folder)
+            (got,) = cuda_emulator.run(kernel, program, [left, right], emulated)
             np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
             np.testing.assert_array_equal(np.isinf(got), np.isinf(want))
 
 
-def test_numbers_of_sums_of_different_kinds(folder: Path) -> None:
+def test_numbers_of_sums_of_different_kinds(emulated: Path) -> None:
     """Of products and of tiles, in one kernel; a product that is needed for itself is a tile."""
     builder = Builder(1)
     u, v = (builder.input(Input((0,), (5, 6), np.dtype("float64"))) for _ in range(2))
@@ -617,7 +612,7 @@ def test_numbers_of_sums_of_different_kinds(folder: Path) -> None:
         source = lowered(program, **options).source
         assert source.count(term) == 2 and source.count("reduce(") == 2
         for elements in (1, 31):
-            emulate(program, (elements,), folder, **options)
+            emulate(program, (elements,), emulated, **options)
 
 
 FUSED: dict[str, Any] = {
@@ -641,22 +636,24 @@ def x64() -> Any:
 @pytest.mark.parametrize("quads", [False, True])
 @pytest.mark.parametrize("name", FUSED)
 def test_numbers_of_fused_functions(
-    name: str, quads: bool, in_place: bool, folder: Path, x64: None
+    name: str, quads: bool, in_place: bool, emulated: Path, x64: None
 ) -> None:
     program = FUSED[name]()
     arrays = arguments(program, (11,))
     kernel = lowered(program, (11,), quads=quads, in_place=in_place)
-    got = cuda_emulator.run(kernel, program, arrays, folder)
+    got = cuda_emulator.run(kernel, program, arrays, emulated)
     cuda_fused.assert_same(program, arrays, got)
 
 
 @pytest.mark.parametrize("quads", [False, True])
 @pytest.mark.parametrize("components", [1, 3])
-def test_numbers_of_gathered_vectors(components: int, quads: bool, folder: Path, x64: None) -> None:
+def test_numbers_of_gathered_vectors(
+    components: int, quads: bool, emulated: Path, x64: None
+) -> None:
     program = cuda_fused.gathering(components, 50, 13)
     arrays = cuda_fused.indexed(program, 13)
     kernel = lowered(program, (13,), quads=quads)
-    got = cuda_emulator.run(kernel, program, arrays, folder)
+    got = cuda_emulator.run(kernel, program, arrays, emulated)
     cuda_fused.assert_same(program, arrays, got)
 
 
@@ -671,7 +668,7 @@ def test_numbers_of_gathered_vectors(components: int, quads: bool, folder: Path,
     ids=str,
 )
 def test_gathered_vectors_come_ahead(
-    components: int, options: dict[str, Any], elements: int, folder: Path, x64: None
+    components: int, options: dict[str, Any], elements: int, emulated: Path, x64: None
 ) -> None:
     """Two blocks share the slices: what is there of one is replaced by what is after the next."""
     program = cuda_fused.gathering(components, 50, elements)
@@ -680,12 +677,12 @@ def test_gathered_vectors_come_ahead(
     assert kernel.source.count(f"gather<{components}>(") == 2  # before the loop, and in it
     assert "load_gathered" not in kernel.source
     assert "operands ahead" in kernel.description
-    got = cuda_emulator.run(kernel, program, arrays, folder)
+    got = cuda_emulator.run(kernel, program, arrays, emulated)
     cuda_fused.assert_same(program, arrays, got)
 
 
 @pytest.mark.parametrize("elements", [1, 7])
-def test_what_meets_gathered_values_comes_ahead(elements: int, folder: Path, x64: None) -> None:
+def test_what_meets_gathered_values_comes_ahead(elements: int, emulated: Path, x64: None) -> None:
     program = cuda_fused.gathered_mass(200, elements)
     kernel = lowered(program, (elements,), quads=True, threads=64, fetch=1)
     assert "operands ahead" in kernel.description
@@ -695,40 +692,40 @@ def test_what_meets_gathered_values_comes_ahead(elements: int, folder: Path, x64
     places = rng.integers(-1, 200, (elements, 9, 9)).astype(np.int32)
     weights = rng.uniform(-1, 1, (elements, 17, 17))
     arrays: list[np.ndarray[Any, Any]] = [rng.uniform(-1, 1, 200), places, weights]
-    got = cuda_emulator.run(kernel, program, arrays, folder)
+    got = cuda_emulator.run(kernel, program, arrays, emulated)
     cuda_fused.assert_same(program, arrays, got)
 
 
 @pytest.mark.parametrize("widths", [(8,), (1,), (2, 1), (1, 1), (16, 3)])
 @pytest.mark.parametrize("components", [1, 3])
 def test_numbers_of_assembly(
-    components: int, widths: tuple[int, ...], folder: Path, x64: None
+    components: int, widths: tuple[int, ...], emulated: Path, x64: None
 ) -> None:
     program = cuda_fused.assembling(components, widths, 143)
     arrays = cuda_fused.indexed(program, 143)
     kernel = lowered(program, (143,))
     if widths[-1] == 1:
         assert "1 sweeps" in kernel.source  # the link's value stays in a register
-    got = cuda_emulator.run(kernel, program, arrays, folder)
+    got = cuda_emulator.run(kernel, program, arrays, emulated)
     cuda_fused.assert_same(program, arrays, got)
 
 
 @pytest.mark.parametrize("constant", [True, False])
 @pytest.mark.parametrize("size", [13, 16, 17, 25, 32])
-def test_numbers_of_tensor_cores(size: int, constant: bool, folder: Path) -> None:
+def test_numbers_of_tensor_cores(size: int, constant: bool, emulated: Path) -> None:
     """Odd sizes have pieces of matrices that are not full."""
     program = chain(size, constant=constant)
     assert "load_matrix" in lowered(program, quads=True).source
-    emulate(program, (5,), folder, quads=True)
+    emulate(program, (5,), emulated, quads=True)
 
 
-def test_infinity_stays_in_its_line(folder: Path) -> None:
+def test_infinity_stays_in_its_line(emulated: Path) -> None:
     """What pads a fibre meets zeros of the matrix, and must not make a NaN of an infinity."""
     program = interpolation(4)
     (u,) = arguments(program, (3,))
     u[1, 2, 3, 4] = np.inf
     kernel = lowered(program, (3,), quads=True)
-    (got,) = cuda_emulator.run(kernel, program, [u], folder)
+    (got,) = cuda_emulator.run(kernel, program, [u], emulated)
     assert np.isfinite(got[[0, 2]]).all()
     (b,) = [x.constant.array for x in program.inputs if x.constant is not None]
     want = np.einsum("xa,yb,zc,abc->xyz", b, b, b, u[1], optimize=False)
@@ -741,12 +738,12 @@ def test_infinity_stays_in_its_line(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_numbers_of_every_function(dtype: str, folder: Path, x64: None) -> None:
+def test_numbers_of_every_function(dtype: str, emulated: Path, x64: None) -> None:
     program = cuda_fused.every_function(dtype)
     kernel = lowered(program, (21,))
     assert "1 sweeps" in kernel.description
     arrays = cuda_fused.special(program, (21,))
-    got = cuda_emulator.run(kernel, program, arrays, folder)
+    got = cuda_emulator.run(kernel, program, arrays, emulated)
     cuda_fused.assert_same(program, arrays, got)
 
 

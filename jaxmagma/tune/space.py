@@ -108,6 +108,7 @@ CUDA = Space(
         one("min_blocks", None, 2, 4, 1, 3, 6, 8),
         one("quads", None, True, False),
         one("fibres", None, 1, 2, 4),
+        one("near_bytes", None, 0, 1 << 14),
         one("in_place", None, True, False),
         one("slices", None, 1, 2, 4),
         one("accumulate", None, True, False),

@@ -263,10 +263,9 @@ def _attributes(source: Source) -> dict[str, Any]:
     itemsize = block.dtype.itemsize
     offset = 0
     for tile in block.bank:
-        size = block.bank_size(tile) * itemsize
         if tile in arguments:
-            copies += [arguments[tile], offset, size]
-        offset += size
+            copies += [arguments[tile], offset, block.bank_size(tile) * itemsize]
+        offset += block.bank_bytes(tile)
     pointers: list[int] = []  # buffer, number of batch axes, the axes
     for x in source.pointers:
         pointers += [x.buffer, len(x.axes), *x.axes]
@@ -276,7 +275,7 @@ def _attributes(source: Source) -> dict[str, Any]:
         size = block.plan.tiles[block.plan.results[out]].size
         sums += [first + out, first + len(block.program.outputs) + number, size]
 
-    bank = [block.bank_values(x) for x in block.bank]
+    bank = [x for tile in block.bank for x in _filled(block, tile)]
     tables = [array for x in block.tables() if (array := block.constant(x)) is not None]
     return {
         "name": "jaxmagma_" + hashlib.sha256(source.text.encode()).hexdigest()[:8],
@@ -292,6 +291,12 @@ def _attributes(source: Source) -> dict[str, Any]:
         "bank": _bytes([*bank, np.zeros(block.bank_uses(), np.int32)]),
         "table": _bytes([*tables, *block.arranged()]),
     }
+
+
+def _filled(block: Block, tile: int) -> list[np.ndarray]:
+    """The values of a matrix in the constant bank, and what is left free behind them."""
+    values = block.bank_values(tile)
+    return [values, np.zeros(block.bank_bytes(tile) - values.nbytes, np.uint8)]
 
 
 def _bytes(arrays: list[np.ndarray]) -> np.ndarray:

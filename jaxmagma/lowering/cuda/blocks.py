@@ -25,6 +25,7 @@ from jaxmagma.lowering.cuda.scheduler import Scheduler
 from jaxmagma.lowering.cuda.shared import BEFORE, Shared, Uses
 from jaxmagma.lowering.cuda.sweeps import (
     ALONG,
+    BY_TENSOR_CORES,
     QUAD,
     Accumulation,
     Assembly,
@@ -52,6 +53,9 @@ TYPES = {
 QUAD_FIBRES = 2
 # A warp that has fibres eight at a time does all of an element, if it need not do so more often.
 FEW_OCTETS = 4
+# Threads read several values of four bytes of a matrix at once, and from shared memory a group.
+WORD = 8
+GROUP = 16
 # Rows of an output that are so long go through shared memory, to be written side by side.
 LONG_ROW = 4
 
@@ -84,10 +88,12 @@ class Block:
         self.accumulated = {x.output for x in self.accumulations}
         self.whole: set[int] = set()  # of these, those that every thread has whole
         self.skipped |= gone
-        self.quads = bool(parameters.quads) and self.dtype == np.float64
+        self.quads = bool(parameters.quads) and self.dtype in BY_TENSOR_CORES
         self.halves: dict[int, Halves] = {}
         self.holds = False  # matrices stay in the registers of every warp
+        self.packed = 1  # fibres that a thread has at a time
         self.bank: list[int] = []
+        self.near: list[int] = []  # matrices in shared memory
         self.elements = self.threads = self.groups = self.slices = 1
         self.min_blocks = 0
         self.staging = True
@@ -154,16 +160,51 @@ class Block:
         bank: list[int] = []
         left = CONSTANT_BYTES - 4 * len(self.plan.steps)
         for matrix in self._thread_matrices():
-            size = self.bank_size(matrix) * self.dtype.itemsize
-            if matrix not in bank and size <= left:
+            size = self.bank_bytes(matrix)
+            if matrix not in bank and matrix not in self.near and size <= left:
                 bank.append(matrix)
                 left -= size
         return bank
+
+    def find_near(self, most: int) -> list[int]:
+        """The matrices that are copied to shared memory: beyond so many bytes in the bank.
+
+        Not those of halves, which are multiplied from there.
+        """
+        near: list[int] = []
+        for matrix in dict.fromkeys(self._thread_matrices()):
+            most -= self.bank_bytes(matrix)
+            whole = len(self.plan.tiles[matrix].shape) == 2 and matrix not in self.halves
+            if most < 0 and whole:
+                near.append(matrix)
+        return near
 
     def bank_size(self, matrix: int) -> int:
         """Values of a matrix in the constant bank: all of them, or those of its halves."""
         halves = self.halves.get(matrix)
         return self.plan.tiles[matrix].size if halves is None else 2 * halves.even.size
+
+    def bank_bytes(self, matrix: int) -> int:
+        """What it takes there, where small values begin at multiples of a group of them."""
+        itemsize = self.dtype.itemsize
+        size = self.bank_size(matrix) * itemsize
+        return size if itemsize >= WORD else -(-size // GROUP) * GROUP
+
+    def near_stride(self, matrix: int) -> int:
+        """From a row of a matrix in shared memory to the next one: whole groups of values."""
+        return self._whole_groups(self.plan.tiles[matrix].shape[1])
+
+    def near_places(self) -> tuple[dict[int, int], int]:
+        """Where these matrices begin, behind the tiles, and where the last one ends."""
+        places, end = {}, self.shared.values
+        for matrix in self.near:
+            places[matrix] = begin = self._whole_groups(end)
+            end = begin + self.plan.tiles[matrix].shape[0] * self.near_stride(matrix)
+        return places, end
+
+    def _whole_groups(self, values: int) -> int:
+        group = max(1, GROUP // self.dtype.itemsize)
+        return -(-values // group) * group
 
     def bank_values(self, matrix: int) -> np.ndarray:
         """What stands there when the kernel is loaded: zeros, if the values are not known yet."""
@@ -210,10 +251,17 @@ class Block:
         return sum(math.prod(x.counts) for x in self.pieces()) * self.dtype.itemsize // 4
 
     def fibres(self, sweep: Sweep) -> int:
-        """Fibres that a quad has at a time: as many as leave no warp without."""
-        octets = -(-self.elements * sweep.count // 8)
+        """Fibres that a thread, or a quad, has at a time: as many as leave none without."""
+        fibres = self.elements * sweep.count
+        if sweep.lanes == 1:
+            return 1 if sweep.single else min(self.packed, -(-fibres // self.threads))
+        octets = -(-fibres // 8)
         most = -(-octets // (self.threads // 32))
         return min(self.parameters.fibres or QUAD_FIBRES, most)
+
+    def packs(self, sweep: Sweep) -> bool:
+        """Whether values of a sweep come in packs, one for each fibre of their owner."""
+        return sweep.lanes > 1 or self.fibres(sweep) > 1
 
     def _products(self, lanes: int) -> list[Move]:
         """The mode products whose fibres so many lanes own."""
@@ -258,7 +306,7 @@ class Block:
         return pieces + sum(whole_registers(self.plan, self.plan.results[x]) for x in self.whole)
 
     def shared_bytes(self) -> int:
-        return self.shared.values * self.dtype.itemsize * self.groups
+        return self.near_places()[1] * self.dtype.itemsize * self.groups
 
     def schedule(self, kept: int = 0) -> list[Stage]:
         """Stages of threads that keep so many registers, and those of sums, all the time."""

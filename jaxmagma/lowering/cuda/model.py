@@ -8,12 +8,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-import numpy as np
-
 from jaxmagma import parity
 from jaxmagma.choices import architecture
 from jaxmagma.lowering.cuda.accumulations import SHARED_REGISTERS
-from jaxmagma.lowering.cuda.blocks import FEW_OCTETS, QUAD_FIBRES, Block
+from jaxmagma.lowering.cuda.blocks import FEW_OCTETS, QUAD_FIBRES, WORD, Block
 from jaxmagma.lowering.cuda.gemms import blocking_of
 from jaxmagma.lowering.cuda.parameters import (
     LEAST_SHARED_BYTES,
@@ -27,6 +25,7 @@ from jaxmagma.lowering.cuda.parameters import (
 )
 from jaxmagma.lowering.cuda.shared import Shared, rooms_of
 from jaxmagma.lowering.cuda.sweeps import (
+    BY_TENSOR_CORES,
     Accumulation,
     Assembly,
     Gemm,
@@ -58,6 +57,12 @@ FEW_VALUES = 10
 THREAD_REGISTERS = 43
 ALONE_REGISTERS = 59
 QUAD_LINES = 4
+# Of complex fibres: so long ones, where pieces of matrices take less than this of the time that
+# threads take; or where these would need more registers than the first; always beyond the second.
+COMPLEX_VALUES = 8
+COMPLEX_SHARE = 0.7
+COMPLEX_REGISTERS = 88
+MOST_COMPLEX_REGISTERS = 150
 # Threads of an element whose fibres are many. Twice as many if shared memory has room for one such
 # group alone, or for two and registers for both.
 QUAD_THREADS = 128
@@ -76,6 +81,12 @@ DIRECT_OCTETS = 2
 FEWEST_GROUPS = 2
 # Multiply-adds of an accumulation that are work for one thread.
 ACCUMULATED_VALUES = 1024
+# What threads have at hand of the constant bank. Each value beyond takes them ten cycles and more.
+CONSTANT_CACHE_BYTES = 2048
+# Fibres of four-byte values that a thread has at a time, if they are multiplied with matrices in
+# shared memory; else where one takes no more registers than these.
+NEAR_FIBRES = 2
+PACKED = ((10, 4), (18, 2))
 # A warp that has to arrange matrices for itself uses them for so many elements in turn.
 TRACED_SLICES = 8
 # The most padding of an axis in shared memory. Four lanes along fibres and lines side by side may
@@ -121,7 +132,9 @@ def _choose(plan: Plan, parameters: Parameters) -> Block | str:
         if block.accumulations and block.holds:
             block.stages = block.schedule(block.matrix_registers())
             block.holds = holds(block)
+        block.near = [] if block.quads else block.find_near(near_bytes(block))
         block.bank = block.fill_bank()
+        block.packed = packed(block)
         choose_groups(block)
         read = block.read_by_quads()
         for count in fetches(block, len(read)):
@@ -177,16 +190,40 @@ def multiplies_much(block: Block) -> bool:
 
 def wants_quads(block: Block) -> bool:
     """Whether tensor cores had better multiply fibres: whole ones are too much for a thread."""
-    if block.dtype != np.float64 or block.parameters.quads is not None:
+    if block.dtype not in BY_TENSOR_CORES or block.parameters.quads is not None:
         return False
     if any(min(block.plan.tiles[x].shape) >= SPLIT_BY_QUADS for x in block.halves):
         return True
     sweeps = [stage for stage in block.stages if isinstance(stage, Sweep)]
+    if block.dtype.kind == "c":
+        return wants_complex_quads(block, sweeps)
     few = -(-max((x.count for x in sweeps), default=0) // 8) <= FEW_OCTETS
     most = ALONE_REGISTERS if few else THREAD_REGISTERS
     return any(
         longest(block, x) >= FEW_VALUES and live_registers(block.plan, x, {}) > most for x in sweeps
     )
+
+
+def wants_complex_quads(block: Block, sweeps: list[Sweep]) -> bool:
+    """The same for complex numbers: four real products each, so that their time counts sooner.
+
+    Tensor cores multiply at twice the rate of threads, but whole pieces.
+    """
+    products = [
+        (move.result.length, move.operands[0].length)
+        for sweep in sweeps
+        for move in sweep.moves
+        if move.matrix is not None
+    ]
+    if not products:
+        return False
+    pieces = sum(-(-rows // 8) * 8 * (-(-columns // 4) * 4) for rows, columns in products)
+    share = pieces / 2 / sum(rows * columns for rows, columns in products)
+    live = max(live_registers(block.plan, x, {}) for x in sweeps)
+    if live > MOST_COMPLEX_REGISTERS:
+        return True
+    crowded = live > COMPLEX_REGISTERS and share < 1
+    return crowded or (max(map(max, products)) >= COMPLEX_VALUES and share < COMPLEX_SHARE)
 
 
 def longest(block: Block, sweep: Sweep) -> int:
@@ -204,6 +241,30 @@ def holds(block: Block) -> bool:
     return block.matrix_registers() <= most
 
 
+def packed(block: Block) -> int:
+    """Fibres that a thread has at a time: several short ones of small values.
+
+    They share what it reads of matrices, and more of memory is on its way.
+    """
+    if block.quads or block.whole:
+        return 1
+    if block.parameters.fibres is not None:
+        return block.parameters.fibres
+    if block.dtype.itemsize >= WORD:
+        return 1
+    if block.near:
+        return NEAR_FIBRES
+    sweeps = [x for x in block.stages if isinstance(x, Sweep)]
+    live = max((live_registers(block.plan, x, block.halves) for x in sweeps), default=0)
+    return next((n for most, n in PACKED if live <= most), 1)
+
+
+def near_bytes(block: Block) -> int:
+    """Of the constant bank, how much threads have at hand."""
+    given = block.parameters.near_bytes
+    return CONSTANT_CACHE_BYTES if given is None else given
+
+
 def choose_groups(block: Block) -> None:
     """Groups of a block, and how many slices of elements each works through."""
     groups = block.parameters.groups
@@ -213,7 +274,7 @@ def choose_groups(block: Block) -> None:
     slices = block.parameters.slices
     if slices is None:
         traced = any(not block.is_constant(x.tile) for x in block.pieces())
-        slices = TRACED_SLICES if is_direct(block) and traced else 1
+        slices = TRACED_SLICES if (is_direct(block) and traced) or block.near else 1
     block.slices = 1 if block.summed or block.parameters.ahead else slices
 
 
@@ -274,7 +335,7 @@ def threads_of(block: Block, stage: Stage) -> int:
     if stage.single and fibres and len(stage.moves) <= CROWDED_MOVES:
         # The threads that have fibres take several points, unless points are the most work.
         return -(-stage.count // 4)
-    return stage.count
+    return -(-stage.count // (1 if stage.single else block.packed))
 
 
 def choose_threads(block: Block, elements: int, threads: int, tight: bool) -> None:

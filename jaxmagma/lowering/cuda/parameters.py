@@ -28,7 +28,8 @@ class Parameters:
     prefetch: bool = True  # asks for tiles some time before they are read
     min_blocks: int | None = None  # on a multiprocessor, for the compiler's choice of registers
     quads: bool | None = None  # fibres are owned by four lanes, and tensor cores multiply them
-    fibres: int | None = None  # of four lanes at a time
+    fibres: int | None = None  # of a thread, or of four lanes, at a time
+    near_bytes: int | None = None  # of matrices in the constant bank; others in shared memory
     hold: bool | None = None  # matrices for tensor cores stay in registers
     fetch: int | None = None  # operands of quads that the copy engine brings to shared memory
     ahead: bool | None = None  # while there is work on the elements before

@@ -18,13 +18,19 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from jaxmagma.parity import WORTH
 from jaxmagma.plan import Plan, Product, Rearrange, Step
 from jaxmagma.program import Place
 
 
-# A fibre in and a fibre out must fit in a thread's registers, of four bytes each.
+# A fibre in and a fibre out must fit in a thread's registers, of four bytes each; or in those of
+# four lanes, which share so many values.
 FIBRE_REGISTERS = 160
+QUAD_VALUES = 64
+# What tensor cores multiply in full precision.
+BY_TENSOR_CORES = (np.dtype("float64"), np.dtype("complex128"))
 # A sweep of single values with more operations than this gives each thread one place at a time.
 LIGHT_MOVES = 8
 
@@ -205,7 +211,10 @@ def as_mode(plan: Plan, step: Step) -> Mode | None:
         if contracted and contracted in step.output_labels:
             continue
         length = step.extents.get(contracted, 1) + step.extents.get(new, 1)
-        if length * words(plan, tile) > FIBRE_REGISTERS:
+        most = FIBRE_REGISTERS // words(plan, tile)
+        if plan.tiles[tile].dtype in BY_TENSOR_CORES:
+            most = max(most, QUAD_VALUES)
+        if length > most:
             continue
         return Mode(matrix, matrix_labels, tile, tile_labels, contracted, new)
     return None

@@ -76,6 +76,7 @@ class Source:
         with text.braces(f"kernel({separator.join(parameters)})"):
             self._print_group()
             self._print_zero_sums()
+            self._matrices.print_copies()
             if block.holds:
                 self._matrices.print_loads(block.pieces())
             with Slices(text, block, tiles).each():
@@ -87,13 +88,13 @@ class Source:
         """What belongs to a group of threads."""
         text, block = self._text, self.block
         several = block.groups > 1
-        if block.shared.values:
+        if block.shared_bytes():
             text("extern __shared__ __align__(16) unsigned char memory[];")
         if several:
             text("const int thread = threadIdx.x % kThreads, group = threadIdx.x / kThreads;")
         else:
             text("const int thread = threadIdx.x;")
-        if block.shared.values:
+        if block.shared_bytes():
             own = f" + {block.shared.values} * group" if several else ""
             text(f"{block.type}* const shared = reinterpret_cast<{block.type}*>(memory){own};")
         if block.fetched:

@@ -7,7 +7,7 @@ registers of a warp, for tensor cores.
 from collections.abc import Iterable
 
 from jaxmagma.lowering.cuda import banks
-from jaxmagma.lowering.cuda.blocks import Block
+from jaxmagma.lowering.cuda.blocks import GROUP, WORD, Block
 from jaxmagma.lowering.cuda.pieces import Pieces, pieces_of
 from jaxmagma.lowering.cuda.source.text import Text, listed, shape_of
 from jaxmagma.lowering.cuda.sweeps import Move, Sweep
@@ -35,9 +35,12 @@ class Matrices:
         bank, table = [], []
         for tile in block.bank:
             halves = " in even and odd halves" if tile in block.halves else ""
-            bank.append((f"{block.type} m{tile}[{block.bank_size(tile)}]", shapes[tile] + halves))
+            aligned = f"alignas({GROUP}) " if block.dtype.itemsize < WORD else ""
+            declared = f"{aligned}{block.type} m{tile}[{block.bank_size(tile)}]"
+            bank.append((declared, shapes[tile] + halves))
         if bank:
-            bank.append((f"int zero[{block.bank_uses()}]", UNKNOWN_ZEROS))
+            aligned = f"alignas({GROUP}) " if block.dtype.itemsize < WORD else ""
+            bank.append((f"{aligned}int zero[{block.bank_uses()}]", UNKNOWN_ZEROS))
         for tile in block.tables():
             table.append((f"{block.type} t{tile}[{block.plan.tiles[tile].size}]", shapes[tile]))
         for x in block.pieces():
@@ -55,6 +58,18 @@ class Matrices:
                         text(f"{declaration};", comment)
                 text(f'extern "C" {{ {space} {name.capitalize()} {name}; }}')
                 text()
+
+    def print_copies(self) -> None:
+        """Brings matrices for threads to shared memory."""
+        text, block = self.text, self.block
+        for tile, begin in block.near_places()[0].items():
+            rows, columns = block.plan.tiles[tile].shape
+            place = f"table.t{tile}" if block.is_constant(tile) else f"g{tile}_"
+            sizes = listed(("kThreads", rows, columns, block.near_stride(tile)))
+            text(f"{block.type}* const m{tile} = shared + {begin};")
+            text(f"copy_matrix<{sizes}>(m{tile}, {place}, thread);", shape_of((rows, columns)))
+        if block.near:
+            text("sync<kThreads>();")
 
     def print_loads(self, pieces: Iterable[Pieces]) -> None:
         """Brings matrices for tensor cores to the registers of each warp."""
@@ -83,14 +98,28 @@ class Matrices:
             sizes = (halves.sign, rows, columns, *_places(halves, transposed=move.matrix.row == 1))
             return f"split_gemm<{listed(sizes)}>({self._use(tile)}, {fibre})"
         x = pieces_of(self.block.plan, move)
+        if near := self.near(move):
+            return f"gemm({near}, {fibre})"
         sizes = (rows, columns, x.row, x.column)
         return f"gemm<{listed(sizes)}>({self._use(tile)}, {fibre})"
+
+    def near(self, move: Move) -> str:
+        """The matrix in shared memory that an operation multiplies with, if any."""
+        if move.matrix is None or move.matrix.tile not in self.block.near:
+            return ""
+        tile, stride = move.matrix.tile, self.block.near_stride(move.matrix.tile)
+        strides = (stride, 1) if move.matrix.row == 0 else (1, stride)
+        sizes = (move.result.length, move.operands[0].length, *strides)
+        return f"near<{listed(sizes)}>(m{tile})"
 
     def _use(self, tile: int) -> str:
         """Where a matrix is, for one more use of it."""
         if tile in self.block.bank:
             self.uses += 1
-            return f"bank.m{tile} + bank.zero[{self.uses - 1}]{self.again}"
+            # Zeros that leave groups of values where they begin.
+            itemsize = self.block.dtype.itemsize
+            times = f"{GROUP // itemsize} * " if itemsize < WORD else ""
+            return f"bank.m{tile} + {times}bank.zero[{self.uses - 1}]{self.again}"
         place = f"table.t{tile}" if self.block.is_constant(tile) else f"g{tile}_"
         return place + self.again
 

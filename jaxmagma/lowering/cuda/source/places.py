@@ -93,6 +93,6 @@ class Places:
 
     @property
     def _packed(self) -> bool:
-        """Whether the stage's values come in packs, one for each fibre of a quad."""
+        """Whether the stage's values come in packs, one for each fibre that its owner has."""
         stage = self.block.stages[self.position]
-        return isinstance(stage, Sweep) and stage.lanes > 1
+        return isinstance(stage, Sweep) and self.block.packs(stage)

@@ -3,6 +3,8 @@
 ``r7`` is a fibre of tile 7, ``v7`` a single value.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from jaxmagma.lowering.cuda.source.places import Places
@@ -13,6 +15,15 @@ from jaxmagma.lowering.cuda.sweeps import ALONG, Sweep, Value
 # The place along a fibre, where values are made one by one; and a lane's number of it.
 POINT = "at"
 SLOT = "slot"
+
+
+@dataclass(frozen=True)
+class Along:
+    """Where a fibre is in memory: the stride, and the arguments that say where it begins."""
+
+    step: int
+    arguments: str
+    guard: str = ""
 
 
 class Registers:
@@ -67,16 +78,24 @@ class Registers:
 
     @property
     def owner(self) -> str:
-        """The type that says where a quad has the values of fibres."""
-        name = "MirroredQuad" if self.block.is_mirrored(self.sweep) else "Quad"
+        """The argument that says what a thread has of which fibres, if not the whole of one."""
+        return self.quad or ("own, " if self.block.packs(self.sweep) else "")
+
+    @property
+    def type_of_owner(self) -> str:
+        name = "Own"
+        if self.quad:
+            name = "MirroredQuad" if self.block.is_mirrored(self.sweep) else "Quad"
         return f"{name}<{self.block.fibres(self.sweep)}>"
 
     def type_of_fibre(self, length: int) -> str:
-        if self.sweep.lanes > 1:
-            owner = f", {self.owner}" if self.block.is_mirrored(self.sweep) else ""
-            fibres = self.block.fibres(self.sweep)
-            return f"QuadFibre<{self.block.type}, {fibres}, {length}{owner}>"
-        return f"Fibre<{self.block.type}, {length}>"
+        type_, fibres = self.block.type, self.block.fibres(self.sweep)
+        if self.quad:
+            owner = f", {self.type_of_owner}" if self.block.is_mirrored(self.sweep) else ""
+            return f"QuadFibre<{type_}, {fibres}, {length}{owner}>"
+        if self.owner:
+            type_ = f"Pack<{type_}, {fibres}>"
+        return f"Fibre<{type_}, {length}>"
 
     # ---- Loads -----------------------------------------------------------------------------------
 
@@ -93,14 +112,39 @@ class Registers:
             own = self._step(value, reading.component.strides)
             at = f"{reading.component.offset}{self.line(value, reading.component.strides)}"
             load = f"load_gathered<{value.length}, {step}, {own}, {reading.components}>"
-            made = f"{load}({self.quad}{reading.vector}, {place}, {at})"
+            made = f"{load}({self.owner}{reading.vector}, {place}, {at})"
         else:
             stride = f", {step}" if value.length > 1 or self.quad else ""
-            made = f"load<{value.length}{stride}>({self.quad}{place})"
+            made = f"load<{value.length}{stride}>({self.owner}{place})"
             if self.quad and self.places.from_shared(value.tile):
                 self.loaded.add(value.tile)
         self.text(f"const auto {name} = {made};", shape_of((value.length,)))
         return name
+
+    def source(self, value: Value) -> "Along | None":
+        """Where a fibre is in shared memory that only one product reads: it may come in parts."""
+        users = [x for x in self.sweep.moves if value in x.operands]
+        outers = [x for x in self.sweep.outers if value in x.operands]
+        known = value in self.fibres or value in self.values or not value.labels.count(ALONG)
+        if known or len(users) > 1 or outers or not self.places.from_shared(value.tile):
+            return None
+        strides = self.places.reading(value.tile).strides
+        place = self.places.reading(value.tile).place + self.line(value, strides)
+        return self._along(value, place, strides)
+
+    def target(self, value: Value) -> "Along | None":
+        """Where a fibre is stored, if at one place: it may go there in parts."""
+        writings = self.places.writings(value.tile)
+        if len(writings) != 1 or ALONG not in value.labels:
+            return None
+        (x,) = writings
+        return self._along(value, x.place + self.line(value, x.strides), x.strides, x.guard)
+
+    def _along(
+        self, value: Value, place: str, strides: tuple[int, ...], guard: str = ""
+    ) -> "Along":
+        own = f", {self.owner.rstrip(', ')}" if self.owner else ""
+        return Along(self._step(value, strides), place + own, guard)
 
     def value(self, value: Value) -> str:
         """One value of a fibre."""
@@ -140,12 +184,14 @@ class Registers:
             stride = f"<{step}>" if value.length > 1 or self.quad else ""
             place = x.place + self.line(value, x.strides)
             self.text(
-                f"{x.guard}store{stride}({self.quad}{place}, {name});", shape_of((value.length,))
+                f"{x.guard}store{stride}({self.owner}{place}, {name});", shape_of((value.length,))
             )
 
     def store_value(self, value: Value, name: str) -> None:
         """One value of a fibre."""
-        put = f"put<{value.length}>(quad, {self._slot(value)}, " if self.quad else "put("
+        put = f"put({self.owner}"
+        if self.quad:
+            put = f"put<{value.length}>({self.quad}{self._slot(value)}, "
         for x in self.places.writings(value.tile):
             place = x.place + self._point(value, x.strides)
             self.text(f"{x.guard}{put}{place}, {name});")

@@ -14,10 +14,11 @@ def print_sweep(text: Text, matrices: Matrices, places: Places, sweep: Sweep) ->
     extents = [sweep.extents[x] for x in sweep.lines]
     verb, type_, parameters = "values" if sweep.light else "lines", "int", []
     sizes = ["kThreads", "kElements", *extents]
-    if sweep.lanes > 1:
+    if block.packs(sweep):
         fibres = block.fibres(sweep)
-        verb, type_ = "quads", f"const Pack<int, {fibres}>&"
-        parameters.append(f"const {registers.owner}& quad")
+        verb = "quads" if registers.quad else "packs"
+        type_ = f"const Pack<int, {fibres}>&"
+        parameters.append(f"const {registers.type_of_owner}& {registers.owner.rstrip(', ')}")
         sizes.insert(1, fibres)
     parameters += [f"{type_} {x}" for x in ("e", *sweep.lines)]
     shape = shape_of((block.elements, *extents))
@@ -30,7 +31,9 @@ def print_sweep(text: Text, matrices: Matrices, places: Places, sweep: Sweep) ->
                 _print_points(text, registers, group, later)
             else:
                 (move,) = group
-                _print_fibre(text, matrices, registers, move)
+                after = {x for g in groups[number + 1 :] for m in g for x in m.operands}
+                after.update(x for found in outers[number:] for y in found for x in y.operands)
+                _print_fibre(text, matrices, registers, move, move.result not in after)
             _print_outers(text, registers, outers[number])
         if not groups:
             _print_outers(text, registers, sweep.outers)
@@ -44,17 +47,31 @@ def _print_outers(text: Text, registers: Registers, outers: list[Outer]) -> None
         text(f"if (slice.has(e)) gemm(sum{outer.output}, {fibres});", shape)
 
 
-def _print_fibre(text: Text, matrices: Matrices, registers: Registers, move: Move) -> None:
-    """An operation on whole fibres: a product with a matrix, a sum, or a copy."""
-    name = registers.fibre(move.operands[0])
+def _print_fibre(
+    text: Text, matrices: Matrices, registers: Registers, move: Move, last: bool
+) -> None:
+    """An operation on whole fibres: a product with a matrix, a sum, or a copy.
+
+    Its result may be the ``last`` that is made of it: then it need not be in registers.
+    """
+    shape = shape_of((move.result.length,))
+    near = matrices.near(move)
+    source = registers.source(move.operands[0]) if near else None
+    name = "" if source else registers.fibre(move.operands[0])
+    target = registers.target(move.result) if near and last and not source else None
+    if target:
+        text(f"{target.guard}gemm_to<{target.step}>({near}, {name}, {target.arguments});", shape)
+        return
     if move.step is not None:
-        if move.matrix is not None:
+        if source:
+            made = f"gemm_from<{source.step}>({near}, {source.arguments})"
+        elif move.matrix is not None:
             made = matrices.product(registers.sweep, move, name)
         else:
             assert isinstance(move.step, Rearrange)
             made = f"reduce({registers.quad}{name})"
         name = registers.named_fibre(move.result)
-        text(f"const auto {name} = {made};", shape_of((move.result.length,)))
+        text(f"const auto {name} = {made};", shape)
     tile, shared = move.result.tile, registers.block.shared
     if registers.places.to_shared(tile) and shared.overlap({tile}, registers.loaded):
         text("sync<32>();", "who shares a fibre has read it")
