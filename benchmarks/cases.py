@@ -111,10 +111,15 @@ def precisions(size: float) -> Iterator[Workload]:
     for dtype in ("float32", "complex64", "complex128"):
         for n in (2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 24, 31, 32):
             yield _of_dtype(w.constant(w.chain(n, n, size, dtype)))
-        for p in range(1, 9):
+        for p in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15):
             yield _of_dtype(w.constant(w.interp(3, p, size, dtype)))
             yield _of_dtype(w.constant(w.bk1(p, size, dtype)))
             yield _of_dtype(w.constant(w.bk3(p, size, dtype)))
+        for bases in (False, True):
+            for n in (4, 8, 16):
+                yield _of_dtype(w.chain_grad(n, size, dtype, bases=bases))
+            for p in (2, 4, 6):
+                yield _of_dtype(w.bk1_grad(p, size, dtype, bases=bases))
 
 
 def applications(size: float) -> Iterator[Workload]:

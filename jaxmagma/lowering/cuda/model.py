@@ -83,10 +83,10 @@ FEWEST_GROUPS = 2
 ACCUMULATED_VALUES = 1024
 # What threads have at hand of the constant bank. Each value beyond takes them ten cycles and more.
 CONSTANT_CACHE_BYTES = 2048
-# Fibres of four-byte values that a thread has at a time, if they are multiplied with matrices in
-# shared memory; else where one takes no more registers than these.
-NEAR_FIBRES = 2
+# Where a fibre of four-byte values takes no more registers, a thread has so many at a time; two, if
+# it is multiplied with matrices in shared memory, and not for several operations.
 PACKED = ((10, 4), (18, 2))
+NEAR_REGISTERS = 75
 # A warp that has to arrange matrices for itself uses them for so many elements in turn.
 TRACED_SLICES = 8
 # The most padding of an axis in shared memory. Four lanes along fibres and lines side by side may
@@ -252,10 +252,11 @@ def packed(block: Block) -> int:
         return block.parameters.fibres
     if block.dtype.itemsize >= WORD:
         return 1
-    if block.near:
-        return NEAR_FIBRES
     sweeps = [x for x in block.stages if isinstance(x, Sweep)]
     live = max((live_registers(block.plan, x, block.halves) for x in sweeps), default=0)
+    if block.near:
+        few = all(len(x.moves) <= SEVERAL_MOVES for x in sweeps)
+        return 2 if few and live <= NEAR_REGISTERS else 1
     return next((n for most, n in PACKED if live <= most), 1)
 
 
