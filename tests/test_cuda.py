@@ -199,6 +199,39 @@ def test_dtypes(dtype: str) -> None:
     check(product(5, 6, 7, dtype=dtype), ELEMENTS)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "complex64", "complex128"])
+@pytest.mark.parametrize("constant", [True, False], ids=["constant", "traced"])
+def test_chains_of_other_dtypes(dtype: str, constant: bool) -> None:
+    """Fibres side by side, matrices in shared memory, complex numbers by tensor cores."""
+    for n in (2, 5, 8, 9, 12, 17, 23, 32):
+        check(chain(n, dtype=dtype, constant=constant), ELEMENTS)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64", "complex128"])
+def test_mass_of_other_dtypes(dtype: str) -> None:
+    for p in (1, 2, 4, 6, 7, 11, 15):
+        check(mass(p, dtype=dtype), 101)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64", "complex128"])
+@pytest.mark.parametrize("elements", [1, ELEMENTS])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        Parameters(fibres=2, threads=64, elements=5),
+        Parameters(near_bytes=0, quads=False),
+        Parameters(near_bytes=0, quads=False, elements=3, slices=2, in_place=True),
+        Parameters(quads=True, fibres=1, hold=False, fetch=0),
+        Parameters(quads=True, ahead=True, fetch=2, elements=3, threads=64),
+    ],
+    ids=str,
+)
+def test_parameters_of_other_dtypes(parameters: Parameters, elements: int, dtype: str) -> None:
+    spec, sizes = "xa,yb,ecab->ecxy", {"a": 5, "b": 7, "x": 6, "y": 11, "c": 2}
+    for program in (mass(2, dtype=dtype), contraction(spec, sizes, dtype=dtype)):
+        check(program, elements, parameters=parameters)
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32", "complex64", "complex128"])
 @pytest.mark.parametrize("n", range(1, 33))
 def test_square_products(n: int, dtype: str) -> None:
