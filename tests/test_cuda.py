@@ -213,7 +213,7 @@ def test_mass_of_other_dtypes(dtype: str) -> None:
         check(mass(p, dtype=dtype), 101)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "complex64", "complex128"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex64", "complex128"])
 @pytest.mark.parametrize("elements", [1, ELEMENTS])
 @pytest.mark.parametrize(
     "parameters",
@@ -221,6 +221,7 @@ def test_mass_of_other_dtypes(dtype: str) -> None:
         Parameters(fibres=2, threads=64, elements=5),
         Parameters(near_bytes=0, quads=False),
         Parameters(near_bytes=0, quads=False, elements=3, slices=2, in_place=True),
+        Parameters(near_bytes=0, quads=False, threads=32, groups=4),
         Parameters(quads=True, fibres=1, hold=False, fetch=0),
         Parameters(quads=True, ahead=True, fetch=2, elements=3, threads=64),
     ],

@@ -124,6 +124,7 @@ def test_products_take_and_give_parts_of_fibres() -> None:
         ("float32", {"fibres": 3, "threads": 64}),
         ("float32", {"elements": 3, "slices": 2, "in_place": True}),
         ("float64", {"fibres": 2}),
+        ("float64", {"threads": 32, "groups": 2}),
         ("complex64", {}),
         ("complex128", {}),
     ],

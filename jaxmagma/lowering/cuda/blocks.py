@@ -194,13 +194,22 @@ class Block:
         """From a row of a matrix in shared memory to the next one: whole groups of values."""
         return self._whole_groups(self.plan.tiles[matrix].shape[1])
 
-    def near_places(self) -> tuple[dict[int, int], int]:
-        """Where these matrices begin, behind the tiles, and where the last one ends."""
-        places, end = {}, self.shared.values
+    def near_places(self) -> dict[int, int]:
+        """Where these matrices begin, behind the tiles."""
+        places, end = {}, self._whole_groups(self.shared.values)
         for matrix in self.near:
-            places[matrix] = begin = self._whole_groups(end)
-            end = begin + self.plan.tiles[matrix].shape[0] * self.near_stride(matrix)
-        return places, end
+            places[matrix] = end
+            end += self._near_size(matrix)
+        return places
+
+    def _near_size(self, matrix: int) -> int:
+        return self.plan.tiles[matrix].shape[0] * self.near_stride(matrix)
+
+    def shared_values(self) -> int:
+        """Values in the shared memory of a group of threads: of tiles and of matrices."""
+        if not self.near:
+            return self.shared.values
+        return self._whole_groups(self.shared.values) + sum(map(self._near_size, self.near))
 
     def _whole_groups(self, values: int) -> int:
         group = max(1, GROUP // self.dtype.itemsize)
@@ -306,7 +315,7 @@ class Block:
         return pieces + sum(whole_registers(self.plan, self.plan.results[x]) for x in self.whole)
 
     def shared_bytes(self) -> int:
-        return self.near_places()[1] * self.dtype.itemsize * self.groups
+        return self.shared_values() * self.dtype.itemsize * self.groups
 
     def schedule(self, kept: int = 0) -> list[Stage]:
         """Stages of threads that keep so many registers, and those of sums, all the time."""

@@ -95,7 +95,7 @@ class Source:
         else:
             text("const int thread = threadIdx.x;")
         if block.shared_bytes():
-            own = f" + {block.shared.values} * group" if several else ""
+            own = f" + {block.shared_values()} * group" if several else ""
             text(f"{block.type}* const shared = reinterpret_cast<{block.type}*>(memory){own};")
         if block.fetched:
             count = len(block.fetched)

@@ -62,7 +62,7 @@ class Matrices:
     def print_copies(self) -> None:
         """Brings matrices for threads to shared memory."""
         text, block = self.text, self.block
-        for tile, begin in block.near_places()[0].items():
+        for tile, begin in block.near_places().items():
             rows, columns = block.plan.tiles[tile].shape
             place = f"table.t{tile}" if block.is_constant(tile) else f"g{tile}_"
             sizes = listed(("kThreads", rows, columns, block.near_stride(tile)))
