@@ -9,12 +9,18 @@ from dataclasses import replace
 
 from jaxmagma.builder import letters
 from jaxmagma.plan import Plan, Pointwise, Product, Step, Tile, plan, renumbered
+from jaxmagma.plan import plans as every_plan
 from jaxmagma.program import ElementProgram
 
 
 def planned(program: ElementProgram, inside_out: bool = False) -> Plan:
     """The plan of a program, factored."""
     return factored(plan(program, inside_out))
+
+
+def plans(program: ElementProgram) -> tuple[Plan, ...]:
+    """That plan, and those of more operations, factored."""
+    return tuple(map(factored, every_plan(program)))
 
 
 def factored(plan: Plan) -> Plan:

@@ -262,6 +262,15 @@ class Plan:
 @functools.lru_cache(maxsize=1024)
 def plan(program: ElementProgram, inside_out: bool = False) -> Plan:
     """Chooses the order of every contraction of ``program``."""
+    return plans(program, inside_out)[0]
+
+
+@functools.lru_cache(maxsize=1024)
+def plans(program: ElementProgram, inside_out: bool = False) -> tuple[Plan, ...]:
+    """Plans of different numbers of operations, the one of fewest first.
+
+    It is the best one, but for a program that is too large with the tiles that it makes.
+    """
     merged = _merged(program)
     several = sum(isinstance(x, Contract) for x in merged) > 1
     ways = dict.fromkeys((merged, program.operations))
@@ -270,7 +279,11 @@ def plan(program: ElementProgram, inside_out: bool = False) -> Plan:
         for reuse in (False, True)[: 1 + several]
         for x in ways
     ]
-    return min((x.plan() for x in planners), key=lambda x: x.flops)
+    found: dict[int, Plan] = {}
+    for planner in planners:
+        made = planner.plan()
+        found.setdefault(made.flops, made)
+    return tuple(found[flops] for flops in sorted(found))
 
 
 def one_by_one(program: ElementProgram) -> Plan:

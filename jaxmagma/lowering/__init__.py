@@ -3,6 +3,7 @@
 import functools
 import importlib
 from dataclasses import replace
+from typing import Any
 
 from jaxmagma import choices, native
 from jaxmagma.choices import MODEL, Choice
@@ -21,18 +22,32 @@ def lower(program: ElementProgram, extents: tuple[int, ...], platform: str) -> K
     found = _lower(program, extents, platform, choice)
     if isinstance(found, Declined) and choice.parameters is not None:
         if choice.origin == choices.CALLER:
-            return found
+            # These parameters are asked for, and not those of parts.
+            return replace(found, excess=None)
         # It was measured when kernels were other ones.
         choice = MODEL
         found = _lower(program, extents, platform, choice)
     return replace(found, choice=choice)
 
 
+def lower_by_model(
+    program: ElementProgram, extents: tuple[int, ...], platform: str
+) -> Kernel | Declined:
+    """The same with the model's parameters, whatever else is known."""
+    return _lower(program, extents, platform, MODEL)
+
+
 @functools.lru_cache(maxsize=1024)
-def planned(program: ElementProgram, platform: str) -> Plan:
-    """The plan that the platform's backend makes a kernel of."""
-    made: Plan = importlib.import_module(f"jaxmagma.lowering.{platform}").planned(program)
+def plans(program: ElementProgram, platform: str) -> tuple[Plan, ...]:
+    """The plans that the platform's backend can make a kernel of, its favourite first."""
+    backend = importlib.import_module(f"jaxmagma.lowering.{platform}")
+    made: tuple[Plan, ...] = backend.plans(program)
     return made
+
+
+def planned(program: ElementProgram, platform: str, kernel: Kernel | None = None) -> Plan:
+    """The plan that the platform's backend makes a kernel of, or has made this one of."""
+    return plans(program, platform)[0 if kernel is None else kernel.plan]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -55,7 +70,7 @@ def _lower(
     if found is not None:
         return found
     made = _made(program, extents, platform, choice)
-    if file is not None and isinstance(made, Kernel):
+    if file is not None:
         cache.write(file, made)
     return made
 
@@ -63,14 +78,28 @@ def _lower(
 def _made(
     program: ElementProgram, extents: tuple[int, ...], platform: str, choice: Choice
 ) -> Kernel | Declined:
-    backend = importlib.import_module(f"jaxmagma.lowering.{platform}")
     if choice.parameters is None:
-        made: Kernel | Declined = backend.lower(planned(program, platform), extents)
-        return made
+        return _first_with_room(program, extents, platform)
+    backend = importlib.import_module(f"jaxmagma.lowering.{platform}")
     try:
         parameters = backend.Parameters(**dict(choice.parameters))
-        made = backend.lower(planned(program, platform), extents, parameters)
+        return _first_with_room(program, extents, platform, parameters)
     except (TypeError, ValueError, ArithmeticError) as error:
         # Files say what they like, and a parameter may mean something else by now.
         return Declined(f"no kernel has the parameters {choice}: {error}")
-    return made
+
+
+def _first_with_room(
+    program: ElementProgram, extents: tuple[int, ...], platform: str, *parameters: Any
+) -> Kernel | Declined:
+    """The kernel of the favourite plan, or of the next one, if that makes tiles too large."""
+    backend = importlib.import_module(f"jaxmagma.lowering.{platform}")
+    declined: list[Declined] = []
+    for number, plan in enumerate(plans(program, platform)):
+        made: Kernel | Declined = backend.lower(plan, extents, *parameters)
+        if isinstance(made, Kernel):
+            return replace(made, plan=number)
+        declined.append(made)
+        if made.excess is None or made.excess.of != "room":
+            break
+    return min(declined, key=lambda x: x.excess.times if x.excess is not None else 0.0)

@@ -57,6 +57,7 @@ import math
 from dataclasses import dataclass
 
 from jaxmagma.factoring import planned as planned
+from jaxmagma.factoring import plans as plans
 from jaxmagma.functions import COMPLEX_FUNCTIONS
 from jaxmagma.lowering.cpu.expressions import NUMBERS
 from jaxmagma.lowering.cpu.lanes import DTYPES, GEMM, Encoder
