@@ -313,7 +313,7 @@ def _lower_program(platform: str) -> Callable[..., Any]:
             if division is None:
                 return _plain(ctx, *operands, program=program)
             in_parts = functools.partial(_in_parts, division)
-            return mlir.lower_fun(in_parts, multiple_results=True)(ctx, *operands)
+            return partition.lower_without_mesh(in_parts, multiple_results=True)(ctx, *operands)
         if partition.needs_partitioning(ctx):
             function = functools.partial(_partitioned_kernel, program)
             return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
@@ -330,7 +330,7 @@ def _lower_kernel(platform: str) -> Callable[..., Any]:
         if isinstance(kernel, Declined):
             # The whole batch gained from a kernel, but this device's share is too small for one.
             function = functools.partial(reference.evaluate, program)
-            return partition.lower_on_one_device(function, multiple_results=True)(ctx, *operands)
+            return partition.lower_without_mesh(function, multiple_results=True)(ctx, *operands)
         scratch = [jax.core.ShapedArray(shape, dtype) for shape, dtype in kernel.workspace]
         call = jax.ffi.ffi_lowering(kernel.target)
         with_scratch = ctx.replace(avals_out=[*ctx.avals_out, *scratch])

@@ -104,6 +104,7 @@ class Row:
         self.whole = [axes == everything for axes in program.batch]
         self.contractions = [x for x in order if self.whole[x] and self._contracts(x)]
         self._contracted = set(self.contractions)
+        self._modes = {x for x in self.contractions if len(self._batched(x)) == 1}
         self.after = self._last_contractions(order)
         # Pointwise functions come as soon as they can: kernels make those of equal tiles together.
         self.order = sorted(order, key=lambda x: (self.after[x], x not in self._contracted))
@@ -119,6 +120,10 @@ class Row:
     def operands(self, value: int) -> tuple[int, ...]:
         operation = self.operation(value)
         return () if operation is None else operation.operands
+
+    def _batched(self, value: int) -> list[int]:
+        """The operands of a value that differ from element to element."""
+        return [x for x in self.operands(value) if self.program.batch[x]]
 
     def _contracts(self, value: int) -> bool:
         operation = self.operation(value)
@@ -184,9 +189,9 @@ class Row:
             part ^= lowest
         return found
 
-    def steps(self, part: int, known: frozenset[int]) -> int:
-        """How many operations a part has."""
-        return (part & ~self._inputs & ~self.set_of(known)).bit_count()
+    def made(self, part: int, known: frozenset[int]) -> int:
+        """What a part computes."""
+        return part & ~self._inputs & ~self.set_of(known)
 
     def flops(self, part: int, known: frozenset[int]) -> int:
         """Operations of the contractions of a part."""
@@ -204,7 +209,9 @@ class Row:
             readers = self.readers[value] & part
             if not readers and value not in self._contracted:
                 continue  # it is but written
-            while alive and alive[0][0] < self._time(value):
+            # The result of a product with a matrix takes the place of its operand.
+            freed = self._time(value) - (value not in self._modes)
+            while alive and alive[0][0] <= freed:
                 now -= heapq.heappop(alive)[1]
             last = self._time(self.order[readers.bit_length() - 1] if readers else value)
             heapq.heappush(alive, (last, self.sizes[value]))
@@ -237,12 +244,8 @@ class Row:
 
     def _is_end(self, value: int) -> bool:
         """Whether a tile has gone through all of its bases: next it meets others, or is wanted."""
-        for reader in self.order:
-            if value in (operands := self.operands(reader)):
-                tiles = [x for x in operands if self.program.batch[x]]
-                if reader not in self._contracted or len(tiles) > 1:
-                    return True
-        return value in self.targets
+        readers = [x for x in self.order if value in self.operands(x)]
+        return value in self.targets or not self._modes.issuperset(readers)
 
     def _as_they_are(self, done: int) -> Cut:
         """The cut at which results of contractions are written."""

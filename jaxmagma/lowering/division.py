@@ -13,7 +13,7 @@ declines a part, it says how much too large that is, and the search is repeated 
 
 import functools
 import math
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxmagma import choices
@@ -94,7 +94,6 @@ class _Search:
         self.extents = extents
         self.platform = platform
         self.lanes = [_Lane(n, row) for n, whole in enumerate(wholes) for row in _rows(whole)]
-        self.declined: set[tuple[int, Piece]] = set()
         self.room = self.steps = math.inf
         declined = lower_by_model(program, extents, platform)
         assert isinstance(declined, Declined) and declined.excess is not None
@@ -107,7 +106,7 @@ class _Search:
     def run(self) -> "_Route | None":
         """The best parts that all have kernels, if there are any."""
         for _ in range(_MOST_TRIALS):
-            found = (lane.shortest(self.room, self.steps, self.declined) for lane in self.lanes)
+            found = (lane.shortest(self.room, self.steps) for lane in self.lanes)
             routes = [route for route in found if route is not None]
             if not routes:
                 return None
@@ -124,10 +123,13 @@ class _Search:
             made = lower_by_model(part.program, self.extents, self.platform)
             # One that is declined for another reason is one that plain JAX does as fast.
             if isinstance(made, Declined) and made.excess is not None:
-                self.declined.add((route.plan, stage.piece))
+                values = route.lane.row.values(stage.makes)
+                for lane in self.lanes:
+                    if lane.plan == route.plan:
+                        lane.declined.append(lane.row.set_of(values))
                 if made.excess.of == "room":
                     # The estimate may be wrong for this one alone: less room, but not by as much.
-                    self.room = stage.room * min(made.excess.times**-0.5, _LESS)
+                    self.room *= min(made.excess.times**-0.5, _LESS)
                 else:
                     self.steps = min(self.steps, stage.steps / made.excess.times)
                 return False
@@ -150,6 +152,7 @@ class _Stage:
     """A part of a route, and what it takes."""
 
     piece: Piece
+    makes: int  # the set of its values
     room: int
     steps: int
     price: float
@@ -157,11 +160,15 @@ class _Stage:
 
 @dataclass(frozen=True)
 class _Route:
-    """Parts of a program that has been planned in one of several ways."""
+    """Parts that follow each other in one of the rows."""
 
-    plan: int
+    lane: "_Lane"
     stages: tuple[_Stage, ...]
     price: float
+
+    @property
+    def plan(self) -> int:
+        return self.lane.plan
 
     @property
     def pieces(self) -> list[Piece]:
@@ -179,6 +186,7 @@ class _Lane:
         operands = [x for x in row.order if x < row.first and row.whole[x]]
         least = sum(row.sizes[x] for x in [*operands, *row.kept])
         self.kernel = _ANOTHER_KERNEL * least * row.program.dtype.itemsize
+        self.declined: list[int] = []
         self._stages: dict[tuple[int, int, bool, bool], _Stage | None] = {}
         self._needed: dict[frozenset[int], dict[int, int]] = {}
 
@@ -192,11 +200,9 @@ class _Lane:
             self._needed[known] = self.row.needed(known)
         return self._needed[known]
 
-    def shortest(
-        self, room: float, steps: float, declined: Container[tuple[int, Piece]] = ()
-    ) -> _Route | None:
+    def shortest(self, room: float, steps: float) -> _Route | None:
         """The parts from one end to the other that take the least and have no more than this."""
-        best: dict[tuple[int, bool], _Route] = {(0, False): _Route(self.plan, (), 0.0)}
+        best: dict[tuple[int, bool], _Route] = {(0, False): _Route(self, (), 0.0)}
         for begin in range(len(self.cuts)):
             for reads in (False, True):
                 route = best.get((begin, reads))
@@ -207,11 +213,12 @@ class _Lane:
                         stage = self.stage(begin, end, reads, writes)
                         if stage is None or stage.room > room or stage.steps > steps:
                             continue
-                        if (self.plan, stage.piece) in declined:
+                        # What does all of a part that is too large is so, too.
+                        if any(x & stage.makes == x for x in self.declined):
                             continue
                         price = route.price + stage.price
                         if (end, writes) not in best or price < best[end, writes].price:
-                            best[end, writes] = _Route(self.plan, (*route.stages, stage), price)
+                            best[end, writes] = _Route(self, (*route.stages, stage), price)
         return best.get((len(self.cuts) - 1, False))
 
     def stage(self, begin: int, end: int, reads: bool, writes: bool) -> _Stage | None:
@@ -242,4 +249,5 @@ class _Lane:
         nbytes = sum(row.sizes[x] for x in moved) * row.program.dtype.itemsize
         price = nbytes + row.flops(part, known) * _BYTES_OF_FLOP + self.kernel
         ordered = (tuple(sorted(x)) for x in (targets, wanted - targets, known & set(read)))
-        return _Stage(Piece(*ordered), row.room(part, known), row.steps(part, known), price)
+        makes = row.made(part, known)
+        return _Stage(Piece(*ordered), makes, row.room(part, known), makes.bit_count(), price)
