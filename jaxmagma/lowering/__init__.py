@@ -3,7 +3,6 @@
 import functools
 import importlib
 from dataclasses import replace
-from typing import Any
 
 from jaxmagma import choices, native
 from jaxmagma.choices import MODEL, Choice
@@ -83,23 +82,29 @@ def _made(
     backend = importlib.import_module(f"jaxmagma.lowering.{platform}")
     try:
         parameters = backend.Parameters(**dict(choice.parameters))
-        return _first_with_room(program, extents, platform, parameters)
+        made: Kernel | Declined = backend.lower(planned(program, platform), extents, parameters)
+        if isinstance(made, Declined) and made.lacks_room and len(plans(program, platform)) > 1:
+            usual = lower_by_model(program, extents, platform)
+            if isinstance(usual, Kernel) and usual.plan:
+                again = backend.lower(planned(program, platform, usual), extents, parameters)
+                made = replace(again, plan=usual.plan) if isinstance(again, Kernel) else again
     except (TypeError, ValueError, ArithmeticError) as error:
         # Files say what they like, and a parameter may mean something else by now.
         return Declined(f"no kernel has the parameters {choice}: {error}")
+    return made
 
 
 def _first_with_room(
-    program: ElementProgram, extents: tuple[int, ...], platform: str, *parameters: Any
+    program: ElementProgram, extents: tuple[int, ...], platform: str
 ) -> Kernel | Declined:
     """The kernel of the favourite plan, or of the next one, if that makes tiles too large."""
     backend = importlib.import_module(f"jaxmagma.lowering.{platform}")
     declined: list[Declined] = []
     for number, plan in enumerate(plans(program, platform)):
-        made: Kernel | Declined = backend.lower(plan, extents, *parameters)
+        made: Kernel | Declined = backend.lower(plan, extents)
         if isinstance(made, Kernel):
             return replace(made, plan=number)
         declined.append(made)
-        if made.excess is None or made.excess.of != "room":
+        if not made.lacks_room:
             break
-    return min(declined, key=lambda x: x.excess.times if x.excess is not None else 0.0)
+    return min(declined, key=lambda x: 0.0 if x.excess is None else x.excess.times)

@@ -236,7 +236,7 @@ class Row:
     def cuts(self) -> list[Cut]:
         """The cuts of the row, in order."""
         ends = [n for n, x in enumerate(self.contractions, start=1) if self._is_end(x)]
-        others = [n for n in range(1, len(self.contractions) + 1) if n not in set(ends)]
+        others = [n for n in range(len(self.contractions) + 1) if n not in ends]
         places = _some(ends, _MOST_PLACES)
         places = sorted([*places, *_some(others, _MOST_PLACES - len(places))])
         found = (cut(done) for done in places for cut in (self._as_they_are, self._least))

@@ -94,10 +94,11 @@ class _Search:
         self.extents = extents
         self.platform = platform
         self.lanes = [_Lane(n, row) for n, whole in enumerate(wholes) for row in _rows(whole)]
-        self.room = self.steps = math.inf
+        self.room: float = max(lane.room for lane in self.lanes)
+        self.steps = math.inf
         declined = lower_by_model(program, extents, platform)
         assert isinstance(declined, Declined) and declined.excess is not None
-        if declined.excess.of == "room":
+        if declined.lacks_room:
             least = min(lane.room for lane in self.lanes)
             self.room = least * min(_HOPE / declined.excess.times, _LESS)
         else:
@@ -127,7 +128,7 @@ class _Search:
                 for lane in self.lanes:
                     if lane.plan == route.plan:
                         lane.declined.append(lane.row.set_of(values))
-                if made.excess.of == "room":
+                if made.lacks_room:
                     # The estimate may be wrong for this one alone: less room, but not by as much.
                     self.room *= min(made.excess.times**-0.5, _LESS)
                 else:

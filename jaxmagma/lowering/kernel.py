@@ -48,3 +48,7 @@ class Declined:
     reason: str
     excess: Excess | None = None
     choice: Choice = field(default=MODEL, compare=False)
+
+    @property
+    def lacks_room(self) -> bool:
+        return self.excess is not None and self.excess.of == "room"

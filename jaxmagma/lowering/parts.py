@@ -76,7 +76,7 @@ def by_sums(program: ElementProgram) -> Division | None:
     results: list[tuple[Source, ...]] = [()] * len(program.outputs)
     parts = []
     for number in range(max(1, len(kinds))):
-        wanted: list[tuple[list[int], tuple[int, ...]]] = []
+        wanted: list[_Sum] = []
         for n, out in enumerate(program.outputs):
             if number == (kinds.index(out.batch) if out.batch in kinds else 0):
                 results[n] = ((number, len(wanted)),)
@@ -135,34 +135,33 @@ class Whole:
         results: list[list[Source]] = [[] for _ in self.program.outputs]
         memory: dict[int, _Array] = {}  # what earlier parts have written
         for number, piece in enumerate(pieces):
-            wanted: list[tuple[list[int], tuple[int, ...]]] = []
             known = {x: memory[x] for x in piece.known}
-
-            def write(values: list[int], axes: tuple[int, ...], whole: bool) -> Source:
-                source = number, len(wanted)  # noqa: B023
-                wanted.append((values, axes))  # noqa: B023
-                if whole:
-                    operand = Input(axes, self.program.tiles[values[0]], self.program.dtype)
-                    memory.setdefault(values[0], _Array(source, operand))
-                return source
-
+            wanted: list[_Sum] = []
             for out, every, result in zip(self.program.outputs, self.terms, results, strict=True):
                 terms = [x for x in every if x in piece.targets]
                 if terms:
-                    result.append(write(terms, out.batch, self.is_kept(out)))
+                    source = number, len(wanted)
+                    result.append(source)
+                    wanted.append((terms, out.batch))
+                    if self.is_kept(out):
+                        memory.setdefault(out.value, (source, self._operand(out)))
             for value in piece.written:
                 if value not in memory:
-                    write([value], self._axes, True)
+                    out = Output(value, self._axes)
+                    memory[value] = (number, len(wanted)), self._operand(out)
+                    wanted.append(([value], out.batch))
             parts.append(_part(self.program, known, wanted))
         return Division(tuple(parts), tuple(map(tuple, results)))
 
+    def _operand(self, out: Output) -> Input:
+        """What is written, for those that read it."""
+        return Input(out.batch, self.program.tiles[out.value], self.program.dtype)
 
-@dataclass(frozen=True)
-class _Array:
-    """A value in memory: where it comes from, and as an operand."""
 
-    source: Source
-    operand: Input
+# A value in memory: where it comes from, and as an operand.
+_Array = tuple[Source, Input]
+# What an output of a part is: values that are added up, and its batch axes.
+_Sum = tuple[Sequence[int], tuple[int, ...]]
 
 
 def needed(program: ElementProgram, wanted: Iterable[int], known: Container[int] = ()) -> list[int]:
@@ -178,20 +177,16 @@ def needed(program: ElementProgram, wanted: Iterable[int], known: Container[int]
     return sorted(found)
 
 
-def _part(
-    program: ElementProgram,
-    known: Mapping[int, _Array],
-    wanted: Sequence[tuple[Sequence[int], tuple[int, ...]]],
-) -> Part:
-    """The part that returns sums of values over batch axes."""
+def _part(program: ElementProgram, known: Mapping[int, _Array], wanted: Sequence[_Sum]) -> Part:
+    """The part that makes some values, and reads those that are known."""
     first = len(program.inputs)
     values = needed(program, itertools.chain.from_iterable(x for x, _ in wanted), known)
     reads = [x for x in values if x < first or x in known]
-    made = [x for x in values if x not in reads]
+    made = [x for x in values if x >= first and x not in known]
     numbers = {value: n for n, value in enumerate([*reads, *made])}
     arguments = (x for x in range(first) if program.inputs[x].constant is None)
     sources = {x: (ARGUMENT, n) for n, x in enumerate(arguments)}
-    sources.update((x, array.source) for x, array in known.items())
+    sources.update((x, source) for x, (source, _) in known.items())
     operations = [_renumbered(program.operations[x - first], numbers) for x in made]
     outputs = []
     for terms, axes in wanted:
@@ -202,7 +197,7 @@ def _part(
             operations.append(Map("add", ((total, labels), (other, labels)), labels, sizes))
             total = len(reads) + len(operations) - 1
         outputs.append(Output(total, axes))
-    inputs = tuple(known[x].operand if x in known else program.inputs[x] for x in reads)
+    inputs = tuple(known[x][1] if x in known else program.inputs[x] for x in reads)
     part = ElementProgram(
         program.batch_rank, inputs, tuple(operations), tuple(outputs), program.precision
     )
