@@ -21,11 +21,12 @@ def too_large(planned: Plan) -> str | None:
     An operation has its operands and its result there at once.  Where all operations together have
     too many values, they can be several kernels; but libraries are better at large matrices.
     """
-    most = 0
+    most, first = 0, len(planned.program.inputs)
     for number, step in planned.numbered_steps():
         if isinstance(step, Product | Rearrange):
-            tiles = {number, *step.operands}
-            most = max(most, sum(planned.tiles[x].size for x in tiles if planned.tiles[x].batched))
+            # Without batch axes it is not known which operands are shared.
+            made = {x for x in step.operands if planned.tiles[x].batched or x >= first}
+            most = max(most, sum(planned.tiles[x].size for x in {number, *made}))
     if most > LARGEST_TILES:
         return f"one operation of an element has {most} values, too many to stay on chip"
     return None

@@ -14,7 +14,7 @@ from jaxmagma.choices import MODEL, Choice
 from jaxmagma.einsum import einsum
 from jaxmagma.fallback import plain_calls
 from jaxmagma.jaxpr import nested
-from jaxmagma.lowering import lower, planned
+from jaxmagma.lowering import lower, planned, plans
 from jaxmagma.lowering.division import divide
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.lowering.parts import Division, Source
@@ -202,7 +202,7 @@ def _explain_program(program: ElementProgram, shapes: Any, device: jax.Device) -
         return _explain_kernel(
             program, extents, device, platform, kernel, planned(program, platform)
         )
-    done = planned(program, platform, kernel)
+    done = plans(program, platform)[kernel.plan] if kernel.plan else planned(program, platform)
     return _explain_kernel(program, extents, device, platform, kernel, done)
 
 

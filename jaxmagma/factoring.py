@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from jaxmagma.builder import letters
 from jaxmagma.plan import Plan, Pointwise, Product, Step, Tile, plan, renumbered
-from jaxmagma.plan import plans as every_plan
+from jaxmagma.plan import alternatives as plan_alternatives
 from jaxmagma.program import ElementProgram
 
 
@@ -18,9 +18,9 @@ def planned(program: ElementProgram, inside_out: bool = False) -> Plan:
     return factored(plan(program, inside_out))
 
 
-def plans(program: ElementProgram) -> tuple[Plan, ...]:
-    """That plan, and those of more operations, factored."""
-    return tuple(map(factored, every_plan(program)))
+def alternatives(program: ElementProgram) -> tuple[Plan, ...]:
+    """Other plans, for where the tiles of that one are too large."""
+    return tuple(map(factored, plan_alternatives(program)))
 
 
 def factored(plan: Plan) -> Plan:

@@ -229,33 +229,34 @@ class Plan:
 @functools.lru_cache(maxsize=1024)
 def plan(program: ElementProgram, inside_out: bool = False) -> Plan:
     """Chooses the order of every contraction of ``program``."""
-    return plans(program, inside_out)[0]
+    return min(_planned(program, inside_out, narrow=False), key=lambda x: x.flops)
 
 
 @functools.lru_cache(maxsize=1024)
-def plans(program: ElementProgram, inside_out: bool = False) -> tuple[Plan, ...]:
-    """The best plan of a program, and others for where its tiles are too large for any kernel.
+def alternatives(program: ElementProgram) -> tuple[Plan, ...]:
+    """Other plans of a program, for where the tiles of the best one are too large for any kernel.
 
-    Those have other numbers of operations, fewest first.  If the best one makes tiles that are
+    They have different numbers of operations, fewest first.  If the best one makes tiles that are
     larger than all operands and results, there are some among them that do not.
     """
+    best = plan(program)
+    others = _planned(program, inside_out=False, narrow=False)
+    if best.is_wide:
+        others += _planned(program, inside_out=False, narrow=True)
+    different = {x.flops: x for x in reversed(others) if x.flops != best.flops}
+    return tuple(different[flops] for flops in sorted(different))
+
+
+def _planned(program: ElementProgram, inside_out: bool, narrow: bool) -> list[Plan]:
+    """The plans of which the best is taken."""
     merged = _merged(program)
     several = sum(isinstance(x, Contract) for x in merged) > 1
     ways = dict.fromkeys((merged, program.operations))
-
-    def made(narrow: bool) -> list[Plan]:
-        return [
-            _Planner(program, x, reuse, inside_out, narrow).plan()
-            for reuse in (False, True)[: 1 + several]
-            for x in ways
-        ]
-
-    others = made(narrow=False)
-    best = min(others, key=lambda x: x.flops)
-    if best.is_wide:
-        others += made(narrow=True)
-    different = {x.flops: x for x in reversed(others) if x.flops != best.flops}
-    return (best, *(different[flops] for flops in sorted(different)))
+    return [
+        _Planner(program, x, reuse, inside_out, narrow).plan()
+        for reuse in (False, True)[: 1 + several]
+        for x in ways
+    ]
 
 
 def one_by_one(program: ElementProgram) -> Plan:

@@ -31,7 +31,7 @@ from jaxmagma.lowering.cuts import as_program
 from jaxmagma.lowering.division import divide
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.lowering.parts import ARGUMENT, Division, Whole, by_sums
-from jaxmagma.plan import plans
+from jaxmagma.plan import alternatives, plan
 from jaxmagma.program import ElementProgram, Input, Output
 from jaxmagma.tune.tuner import programs
 from tests import cuda_emulator, cuda_fused
@@ -128,7 +128,7 @@ def divided(program: ElementProgram, extents: tuple[int, ...] = EXTENTS) -> Divi
 
 def every_route(program: ElementProgram) -> Iterator[Division]:
     """Divisions of a program into parts of ever less room."""
-    for n, made in enumerate(plans(program)):
+    for n, made in enumerate((plan(program), *alternatives(program))):
         whole = Whole(as_program(made))
         for row in division._rows(whole):
             lane = division._Lane(n, row)
@@ -276,7 +276,6 @@ def test_another_plan_comes_before_parts(little_room: Limit) -> None:
     made = lowering.lower(program, EXTENTS, "cuda")
     assert isinstance(made, Kernel)
     assert rooms[made.plan] == min(rooms)
-    assert lowering.planned(program, "cuda", made) is lowering.plans(program, "cuda")[made.plan]
     assert divide(program, EXTENTS, "cuda") is None
 
 

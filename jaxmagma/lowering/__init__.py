@@ -37,16 +37,17 @@ def lower_by_model(
 
 
 @functools.lru_cache(maxsize=1024)
-def plans(program: ElementProgram, platform: str) -> tuple[Plan, ...]:
-    """The plans that the platform's backend can make a kernel of, its favourite first."""
-    backend = importlib.import_module(f"jaxmagma.lowering.{platform}")
-    made: tuple[Plan, ...] = backend.plans(program)
+def planned(program: ElementProgram, platform: str) -> Plan:
+    """The plan that the platform's backend makes a kernel of, if it can."""
+    made: Plan = importlib.import_module(f"jaxmagma.lowering.{platform}").planned(program)
     return made
 
 
-def planned(program: ElementProgram, platform: str, kernel: Kernel | None = None) -> Plan:
-    """The plan that the platform's backend makes a kernel of, or has made this one of."""
-    return plans(program, platform)[0 if kernel is None else kernel.plan]
+@functools.lru_cache(maxsize=1024)
+def plans(program: ElementProgram, platform: str) -> tuple[Plan, ...]:
+    """That plan, and others for where its tiles are too large; ``Kernel.plan`` says which one."""
+    backend = importlib.import_module(f"jaxmagma.lowering.{platform}")
+    return (planned(program, platform), *backend.alternatives(program))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -83,10 +84,11 @@ def _made(
     try:
         parameters = backend.Parameters(**dict(choice.parameters))
         made: Kernel | Declined = backend.lower(planned(program, platform), extents, parameters)
-        if isinstance(made, Declined) and made.lacks_room and len(plans(program, platform)) > 1:
+        if isinstance(made, Declined) and made.lacks_room:
             usual = lower_by_model(program, extents, platform)
             if isinstance(usual, Kernel) and usual.plan:
-                again = backend.lower(planned(program, platform, usual), extents, parameters)
+                plan = plans(program, platform)[usual.plan]
+                again = backend.lower(plan, extents, parameters)
                 made = replace(again, plan=usual.plan) if isinstance(again, Kernel) else again
     except (TypeError, ValueError, ArithmeticError) as error:
         # Files say what they like, and a parameter may mean something else by now.
@@ -99,12 +101,13 @@ def _first_with_room(
 ) -> Kernel | Declined:
     """The kernel of the favourite plan, or of the next one, if that makes tiles too large."""
     backend = importlib.import_module(f"jaxmagma.lowering.{platform}")
-    declined: list[Declined] = []
-    for number, plan in enumerate(plans(program, platform)):
-        made: Kernel | Declined = backend.lower(plan, extents)
+    made: Kernel | Declined = backend.lower(planned(program, platform), extents)
+    if isinstance(made, Kernel) or not made.lacks_room:
+        return made
+    declined = [made]
+    for number, plan in enumerate(plans(program, platform)[1:], start=1):
+        made = backend.lower(plan, extents)
         if isinstance(made, Kernel):
             return replace(made, plan=number)
         declined.append(made)
-        if not made.lacks_room:
-            break
     return min(declined, key=lambda x: 0.0 if x.excess is None else x.excess.times)

@@ -30,10 +30,11 @@ _BYTES_OF_FLOP = 0.1
 # What part of the least traffic another kernel must save.
 _ANOTHER_KERNEL = 0.02
 # How often a search is repeated, and how much more room than it seems there is for the first.
-_MOST_TRIALS = 16
+_MOST_TRIALS = 24
 _HOPE = 1.2
-# What is left of it, at most, after each search.
+# What is left of it, at most, where a part that should have had so much of it has too little.
 _LESS = 0.9
+_NEAR = 0.75
 
 
 def divide(program: ElementProgram, extents: tuple[int, ...], platform: str) -> Division | None:
@@ -128,10 +129,10 @@ class _Search:
                 for lane in self.lanes:
                     if lane.plan == route.plan:
                         lane.declined.append(lane.row.set_of(values))
-                if made.lacks_room:
+                if made.lacks_room and stage.room > _NEAR * self.room:
                     # The estimate may be wrong for this one alone: less room, but not by as much.
                     self.room *= min(made.excess.times**-0.5, _LESS)
-                else:
+                elif not made.lacks_room:
                     self.steps = min(self.steps, stage.steps / made.excess.times)
                 return False
         return True

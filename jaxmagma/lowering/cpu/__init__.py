@@ -56,8 +56,8 @@ An operation of an expression works on a chunk of its points; see
 import math
 from dataclasses import dataclass
 
+from jaxmagma.factoring import alternatives as alternatives
 from jaxmagma.factoring import planned as planned
-from jaxmagma.factoring import plans as plans
 from jaxmagma.functions import COMPLEX_FUNCTIONS
 from jaxmagma.lowering.cpu.expressions import NUMBERS
 from jaxmagma.lowering.cpu.lanes import DTYPES, GEMM, Encoder

@@ -29,12 +29,12 @@ import numpy as np
 
 from jaxmagma import functions
 from jaxmagma.builder import places
+from jaxmagma.factoring import alternatives as alternatives
 from jaxmagma.functions import COMPLEX_FUNCTIONS
 from jaxmagma.lowering.cuda.blocks import TYPES, Block
 from jaxmagma.lowering.cuda.functors import FUNCTORS
 from jaxmagma.lowering.cuda.gemms import LARGEST_BLOCK
 from jaxmagma.lowering.cuda.locality import planned as planned
-from jaxmagma.lowering.cuda.locality import plans as plans
 from jaxmagma.lowering.cuda.model import busy, choose
 from jaxmagma.lowering.cuda.origins import resolvable, with_joined_places
 from jaxmagma.lowering.cuda.parameters import Parameters

@@ -22,11 +22,6 @@ def planned(program: ElementProgram) -> Plan:
     return min(plain, turned, key=lambda x: (x.flops, in_pieces(x)))
 
 
-def plans(program: ElementProgram) -> tuple[Plan, ...]:
-    """That plan, and those of more operations, for where it makes tiles that are too large."""
-    return (planned(program), *factoring.plans(program)[1:])
-
-
 def in_pieces(plan: Plan) -> int:
     """The values of an element that sweeps read or write along another axis than the slowest."""
     along: dict[int, int] = {}  # of tiles that sweeps make: the axis of their fibres
