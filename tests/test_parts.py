@@ -3,6 +3,7 @@
 Small programs are too large for backends with little room; so everything about them can be run.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -270,7 +271,8 @@ def test_another_plan_comes_before_parts(little_room: Limit) -> None:
     whole = gradient(mass(2, constant=False))
     program = replace(whole, outputs=whole.outputs[:1])
     best, *others = lowering.plans(program, "cuda")
-    rooms = [room_of(lambda x=x: cuda.lower(x, EXTENTS), little_room) for x in (best, *others)]
+    lowerings = [functools.partial(cuda.lower, x, EXTENTS) for x in (best, *others)]
+    rooms = [room_of(x, little_room) for x in lowerings]
     assert min(rooms) < rooms[0]
     little_room(min(rooms))
     made = lowering.lower(program, EXTENTS, "cuda")
@@ -348,6 +350,7 @@ def programs_of(function: Callable[..., Any], shapes: Sequence[tuple[int, ...]])
 def test_a_hydrodynamic_force(cuda_lowering: None) -> None:
     """More values than any chip holds are no reason not to fuse a function."""
     force = fused.corner_force(6, 1e6)
+    assert force.element is not None
     (program,) = programs_of(jm.fuse(force.element), force.shapes)
     found = divided(program)
     assert len(found.parts) <= 3

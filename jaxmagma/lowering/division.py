@@ -107,14 +107,19 @@ class _Search:
 
     def run(self) -> "_Route | None":
         """The best parts that all have kernels, if there are any."""
+        before = self.room
         for _ in range(_MOST_TRIALS):
             found = (lane.shortest(self.room, self.steps) for lane in self.lanes)
             routes = [route for route in found if route is not None]
-            if not routes:
+            if routes:
+                before = self.room
+                best = min(routes, key=lambda x: x.price)
+                if self.fits(best):
+                    return best
+            elif self.room < _LESS * before:
+                self.room = math.sqrt(self.room * before)  # it was too little
+            else:
                 return None
-            best = min(routes, key=lambda x: x.price)
-            if self.fits(best):
-                return best
         return None
 
     def fits(self, route: "_Route") -> bool:
