@@ -361,13 +361,13 @@ def test_a_hydrodynamic_force(cuda_lowering: None) -> None:
     assert_close(got / jnp.max(jnp.abs(want)), want / jnp.max(jnp.abs(want)), 1e-11)
 
 
-@pytest.mark.parametrize("name", ["bk1-grad-all/p14", "bk3-grad-all/p11"])
-def test_gradients_of_all_operands(name: str, cuda_lowering: None) -> None:
+@pytest.mark.parametrize("name, most", [("bk1-grad-all/p14", 2), ("bk3-grad-all/p13", 4)])
+def test_gradients_of_all_operands(name: str, most: int, cuda_lowering: None) -> None:
     (case,) = cases.build(["gradients"], 1e6, f"^{name}$")
     program = programs_of(case.functions()["jm"], case.shapes)[-1]
     found = divided(program)
-    assert len(found.parts) <= 3
-    assert found.least_bytes(EXTENTS) < 3 * program.least_bytes(EXTENTS)
+    assert len(found.parts) <= most
+    assert found.least_bytes(EXTENTS) < (most + 1) * program.least_bytes(EXTENTS)
     assert_is(found, program, (2,))
 
 
