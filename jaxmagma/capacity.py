@@ -6,19 +6,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmagma.plan import Plan
+from jaxmagma.plan import Plan, Product, Rearrange
 
 
-# A tile program with more values than this per element does not stay on any chip.
+# An operation on tiles with more values than this does not stay on any chip.
 LARGEST_TILES = 1 << 15
 # Constants larger than this stay arguments: constant memory holds 64 KiB.
 _LARGEST_CONSTANT = 8192
 
 
 def too_large(planned: Plan) -> str | None:
-    """Why the tiles of one element do not stay on any chip, if they do not."""
-    if planned.on_chip > LARGEST_TILES:
-        return f"one element has {planned.on_chip} values, too many to stay on chip"
+    """Why the tiles of one element do not stay on any chip, if they do not.
+
+    An operation has its operands and its result there at once.  Where all operations together have
+    too many values, they can be several kernels; but libraries are better at large matrices.
+    """
+    most, first = 0, len(planned.program.inputs)
+    for number, step in planned.numbered_steps():
+        if isinstance(step, Product | Rearrange):
+            # Without batch axes it is not known which operands are shared.
+            made = {x for x in step.operands if planned.tiles[x].batched or x >= first}
+            most = max(most, sum(planned.tiles[x].size for x in {number, *made}))
+    if most > LARGEST_TILES:
+        return f"one operation of an element has {most} values, too many to stay on chip"
     return None
 
 

@@ -14,8 +14,10 @@ from jaxmagma.choices import MODEL, Choice
 from jaxmagma.einsum import einsum
 from jaxmagma.fallback import plain_calls
 from jaxmagma.jaxpr import nested
-from jaxmagma.lowering import lower, planned
-from jaxmagma.lowering.kernel import Declined
+from jaxmagma.lowering import lower, planned, plans
+from jaxmagma.lowering.division import divide
+from jaxmagma.lowering.kernel import Declined, Kernel
+from jaxmagma.lowering.parts import Division, Source
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, plan
 from jaxmagma.primitive import program_p
 from jaxmagma.program import ElementProgram
@@ -28,8 +30,8 @@ class Explanation:
 
     Attributes:
       platform: the device's platform.
-      reason: why plain JAX computes it; None if one native kernel does.
-      kernel: the kernel in words; empty if there is none.
+      reason: why plain JAX computes it; None if native kernels do.
+      kernel: the kernel in words, or each of several; empty if there is none.
       elements: how often the program is repeated.
       order: the steps, in the order in which they are done.
       tiles: the shape of every tile: operands first, then the result of every step.
@@ -40,6 +42,12 @@ class Explanation:
         that ``jm.tune`` writes, or the table that the package ships.
       source: the source text of the kernel, where a kernel is compiled for this program.
       program: the program, None if there is none.
+      parts: one for each kernel of a program that is too large for one, in the order in which they
+        run; its own steps, tiles, flops and source text are those of all of them.
+      divided: why there are several kernels; None if there are not.
+      moved_bytes: memory traffic if every kernel reads each of its operands and writes each of its
+        results once: ``least_bytes``, and what goes from kernel to kernel.
+      between: the arrays that go from kernel to kernel, in words.
     """
 
     platform: str
@@ -54,19 +62,20 @@ class Explanation:
     choice: str = ""
     source: str = field(default="", repr=False)
     program: ElementProgram | None = field(default=None, repr=False)
+    parts: tuple["Explanation", ...] = ()
+    divided: str | None = None
+    moved_bytes: int = 0
+    between: tuple[str, ...] = ()
 
     @property
     def fused(self) -> bool:
-        """Whether one native kernel computes it."""
+        """Whether native kernels compute it."""
         return self.reason is None
 
     def __str__(self) -> str:
         if self.program is None:
             return f"plain JAX on {self.platform}: {self.reason}"
-        runs = f"one kernel: {self.kernel}" if self.fused else f"plain JAX: {self.reason}"
-        lines = [f"on {self.platform}, {runs}", f"  {self.choice}"]
-        lines += [f"  {self.elements:,} elements; each one"]
-        lines += [f"    {step}" for step in self.order]
+        lines = self._several() if self.parts else self._one()
         per_element = self.flops // max(self.elements, 1)
         lines += [
             f"  {self.flops:.4g} flops ({per_element:,} per element), "
@@ -74,6 +83,22 @@ class Explanation:
             f"  {self.roofline_seconds * 1e3:.4g} ms at this device's roofline",
         ]
         return "\n".join(lines)
+
+    def _one(self) -> list[str]:
+        runs = f"one kernel: {self.kernel}" if self.fused else f"plain JAX: {self.reason}"
+        lines = [f"on {self.platform}, {runs}", f"  {self.choice}"]
+        lines += [f"  {self.elements:,} elements; each one"]
+        return lines + [f"    {step}" for step in self.order]
+
+    def _several(self) -> list[str]:
+        lines = [f"on {self.platform}, {len(self.parts)} kernels: {self.divided}"]
+        lines += [f"  {self.elements:,} elements; each one"]
+        for number, part in enumerate(self.parts, start=1):
+            runs = part.kernel if part.fused else f"plain JAX: {part.reason}"
+            lines += [f"  {number}. {runs}", f"    {part.choice}"]
+            lines += [f"    {step}" for step in part.order]
+        lines += [f"  {x}" for x in self.between]
+        return [*lines, f"  {self.moved_bytes:.4g} bytes for all kernels"]
 
 
 @overload
@@ -166,9 +191,29 @@ def applications(jaxpr: Any) -> Iterator[Any]:
 def _explain_program(program: ElementProgram, shapes: Any, device: jax.Device) -> Explanation:
     extents = program.batch_extents(shapes)
     platform = "cuda" if device.platform == "gpu" else device.platform
-    native = platform in ("cpu", "cuda")
-    done = planned(program, platform) if native else plan(program)
-    kernel = lower(program, extents, platform) if native else Declined(f"no backend for {platform}")
+    if platform not in ("cpu", "cuda"):
+        declined = Declined(f"no backend for {platform}")
+        return _explain_kernel(program, extents, device, platform, declined, plan(program))
+    kernel = lower(program, extents, platform)
+    if isinstance(kernel, Declined):
+        division = divide(program, extents, platform)
+        if division is not None:
+            return _explain_parts(program, extents, device, kernel, division)
+        return _explain_kernel(
+            program, extents, device, platform, kernel, planned(program, platform)
+        )
+    done = plans(program, platform)[kernel.plan] if kernel.plan else planned(program, platform)
+    return _explain_kernel(program, extents, device, platform, kernel, done)
+
+
+def _explain_kernel(
+    program: ElementProgram,
+    extents: tuple[int, ...],
+    device: jax.Device,
+    platform: str,
+    kernel: Kernel | Declined,
+    done: Plan,
+) -> Explanation:
     elements = math.prod(extents)
     real = 4 if np.issubdtype(program.dtype, np.complexfloating) else 1
     flops, least_bytes = real * elements * done.flops, program.least_bytes(extents)
@@ -185,7 +230,49 @@ def _explain_program(program: ElementProgram, shapes: Any, device: jax.Device) -
         _chosen(kernel.choice),
         "" if isinstance(kernel, Declined) else kernel.source,
         program,
+        moved_bytes=least_bytes,
     )
+
+
+def _explain_parts(
+    program: ElementProgram,
+    extents: tuple[int, ...],
+    device: jax.Device,
+    declined: Declined,
+    division: Division,
+) -> Explanation:
+    parts = []
+    for part in division.parts:
+        shapes = [(*(extents[axis] for axis in x.batch), *x.tile) for x in part.program.arguments]
+        parts.append(_explain_program(part.program, shapes, device))
+    flops, least_bytes = sum(x.flops for x in parts), program.least_bytes(extents)
+    return Explanation(
+        parts[0].platform,
+        None,
+        "; ".join(x.kernel or f"plain JAX: {x.reason}" for x in parts),
+        parts[0].elements,
+        tuple(step for x in parts for step in x.order),
+        tuple(tile for x in parts for tile in x.tiles),
+        flops,
+        least_bytes,
+        roofline(program.dtype, device).seconds(least_bytes, flops),
+        "; ".join(x.choice for x in parts),
+        "\n".join(x.source for x in parts if x.source),
+        program,
+        tuple(parts),
+        declined.reason,
+        division.least_bytes(extents),
+        tuple(_passed(division, source) for source in division.between),
+    )
+
+
+def _passed(division: Division, source: Source) -> str:
+    """An array that goes from one kernel to others."""
+    number, position = source
+    made = division.parts[number].program
+    tile = list(made.tiles[made.outputs[position].value])
+    readers = [n for n, part in enumerate(division.parts, start=1) if source in part.arguments]
+    return f"{made.dtype}{tile} from kernel {number + 1} to {', '.join(map(str, readers))}"
 
 
 def _chosen(choice: Choice) -> str:

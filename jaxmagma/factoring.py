@@ -9,12 +9,18 @@ from dataclasses import replace
 
 from jaxmagma.builder import letters
 from jaxmagma.plan import Plan, Pointwise, Product, Step, Tile, plan, renumbered
+from jaxmagma.plan import alternatives as plan_alternatives
 from jaxmagma.program import ElementProgram
 
 
 def planned(program: ElementProgram, inside_out: bool = False) -> Plan:
     """The plan of a program, factored."""
     return factored(plan(program, inside_out))
+
+
+def alternatives(program: ElementProgram) -> tuple[Plan, ...]:
+    """Other plans, for where the tiles of that one are too large."""
+    return tuple(map(factored, plan_alternatives(program)))
 
 
 def factored(plan: Plan) -> Plan:

@@ -147,11 +147,12 @@ _sum_p = Primitive("jaxmagma_sum_over_devices")
 _sum_p.def_abstract_eval(lambda x, *, names: jax.core.ShapedArray(x.shape, x.dtype))
 
 
-def lower_on_one_device(function: Callable[..., Any], multiple_results: bool) -> Callable[..., Any]:
-    """A lowering rule for code that runs on one device's shard.
+def lower_without_mesh(function: Callable[..., Any], multiple_results: bool) -> Callable[..., Any]:
+    """A lowering rule for code that does not see the ambient mesh, if that is an explicit one.
 
-    It must not see the ambient mesh: with an explicit one, JAX puts sharding constraints into the
-    shard's code, even into the reducer of a sum over devices, and XLA implements neither.
+    Into code that runs on one device's shard JAX would put sharding constraints, even into the
+    reducer of a sum over devices, and XLA implements neither. Of code for all devices it would ask
+    how every intermediate is sharded.
     """
     rule = mlir.lower_fun(function, multiple_results=multiple_results)
 
@@ -168,7 +169,7 @@ def _local(aval: Any) -> Any:
 
 def _lower_sum(ctx: mlir.LoweringRuleContext, x: Any, *, names: tuple[str, ...]) -> Any:
     sum_over_devices = functools.partial(jax.lax.psum, axis_name=names)
-    return lower_on_one_device(sum_over_devices, multiple_results=False)(ctx, x)
+    return lower_without_mesh(sum_over_devices, multiple_results=False)(ctx, x)
 
 
 mlir.register_lowering(_sum_p, _lower_sum)

@@ -218,59 +218,45 @@ class Plan:
             tuple(numbers[value] for value in self.results),
         )
 
-    @cached_property
-    def last_use(self) -> dict[int, int]:
-        """For every tile, the number of the last step that reads it; results live to the end."""
-        uses = dict.fromkeys(range(len(self.tiles)), -1)
-        for number, step in self.numbered_steps():
-            for operand in step.operands:
-                uses[operand] = number
-        for value in self.results:
-            uses[value] = len(self.tiles)
-        return uses
-
-    @cached_property
-    def on_chip(self) -> int:
-        """The most values of one element that are alive at once.
-
-        What only pointwise functions read is made point by point, and does not count.
-        """
-        kept = {
-            x
-            for step in self.steps
-            if isinstance(step, Product | Rearrange | Place)
-            for x in step.operands
-        }
-        indexed = {x for step in self.steps if isinstance(step, Gather) for x in step.operands}
-        inputs = range(len(self.program.inputs))
-        held = [n for n in inputs if self.tiles[n].batched and n not in indexed]
-        alive = [(self.last_use[n], self.tiles[n].size) for n in held]
-        heapq.heapify(alive)
-        now = most = sum(size for _, size in alive)
-        for number, step in self.numbered_steps():
-            if isinstance(step, View) or (isinstance(step, Pointwise) and number not in kept):
-                continue
-            size = self.tiles[number].size
-            heapq.heappush(alive, (self.last_use[number], size))
-            now += size
-            most = max(most, now)
-            while alive and alive[0][0] <= number:
-                now -= heapq.heappop(alive)[1]
-        return most
+    @property
+    def is_wide(self) -> bool:
+        """Whether some step makes a tile that is larger than all operands and results."""
+        sizes = [x.size if x.batched else 0 for x in self.tiles]
+        largest = max(sizes[x] for x in (*range(len(self.program.inputs)), *self.results))
+        return max(sizes) > largest
 
 
 @functools.lru_cache(maxsize=1024)
 def plan(program: ElementProgram, inside_out: bool = False) -> Plan:
     """Chooses the order of every contraction of ``program``."""
+    return min(_planned(program, inside_out, narrow=False), key=lambda x: x.flops)
+
+
+@functools.lru_cache(maxsize=1024)
+def alternatives(program: ElementProgram) -> tuple[Plan, ...]:
+    """Other plans of a program, for where the tiles of the best one are too large for any kernel.
+
+    They have different numbers of operations, fewest first.  If the best one makes tiles that are
+    larger than all operands and results, there are some among them that do not.
+    """
+    best = plan(program)
+    others = _planned(program, inside_out=False, narrow=False)
+    if best.is_wide:
+        others += _planned(program, inside_out=False, narrow=True)
+    different = {x.flops: x for x in reversed(others) if x.flops != best.flops}
+    return tuple(different[flops] for flops in sorted(different))
+
+
+def _planned(program: ElementProgram, inside_out: bool, narrow: bool) -> list[Plan]:
+    """The plans of which the best is taken."""
     merged = _merged(program)
     several = sum(isinstance(x, Contract) for x in merged) > 1
     ways = dict.fromkeys((merged, program.operations))
-    planners = [
-        _Planner(program, x, reuse, inside_out)
+    return [
+        _Planner(program, x, reuse, inside_out, narrow).plan()
         for reuse in (False, True)[: 1 + several]
         for x in ways
     ]
-    return min((x.plan() for x in planners), key=lambda x: x.flops)
 
 
 def one_by_one(program: ElementProgram) -> Plan:
@@ -286,15 +272,18 @@ def contraction_order(
     batched: tuple[bool, ...],
     computed: tuple[bool, ...] = (),
     inside_out: bool = False,
+    narrow: bool = False,
 ) -> tuple[tuple[int, int], ...]:
     """The pairwise order of an n-ary contraction under the cost model.
+
+    If ``narrow``, one in which no step makes a tile larger than all terms and the result, if any.
 
     ``sizes`` are the extents of the labels and ``batched`` says which terms differ from element to
     element, ``computed`` which are made by the program: what starts from one is on its way out.
     Pair ``p`` makes number ``len(terms) + p``.
     """
     extents = dict(sizes)
-    pairs = list(_cheapest_pairs(terms, output, sizes, batched))
+    pairs = list(_cheapest_pairs(terms, output, sizes, batched, narrow))
     return _modes_in_order(terms, output, extents, batched, computed, pairs, inside_out)
 
 
@@ -304,6 +293,7 @@ def _cheapest_pairs(
     output: str,
     sizes: tuple[tuple[str, int], ...],
     batched: tuple[bool, ...],
+    narrow: bool,
 ) -> tuple[tuple[int, int], ...]:
     """The same, runs of commuting mode products in any order."""
     extents = dict(sizes)
@@ -316,7 +306,12 @@ def _cheapest_pairs(
     optimizer = opt_einsum.DynamicProgramming(minimize="flops")
     if len(terms) > _MANY_TERMS:
         optimizer = opt_einsum.paths.greedy
-    path = optimizer(inputs, result, {**extents, batch: _MANY_ELEMENTS})
+    widest = _widest(terms, output, extents)
+    every = {**extents, batch: _MANY_ELEMENTS}
+    try:
+        path = optimizer(inputs, result, every, widest * _MANY_ELEMENTS if narrow else None)
+    except RuntimeError:  # no order is so narrow
+        path = optimizer(inputs, result, every)
     alive = list(range(len(terms)))
     pairs: list[tuple[int, int]] = []
     for positions in path:
@@ -329,8 +324,10 @@ def _cheapest_pairs(
         alive.append(made)
     natural = _by_modes(terms, output, batched)
     if natural is not None:
-        found, usual = (_flops(terms, output, extents, batched, x) for x in (pairs, natural))
-        if usual <= _NATURAL * found:
+        (found, _), (usual, tile) = (
+            _cost(terms, output, extents, batched, x) for x in (pairs, natural)
+        )
+        if usual <= _NATURAL * found and not (narrow and tile > widest):
             pairs = natural
     return tuple(pairs)
 
@@ -373,16 +370,21 @@ def _by_modes(
     return pairs if next(iter(alive.values())) == set(output) else None
 
 
-def _flops(
+def _widest(terms: Iterable[str], output: str, extents: Mapping[str, int]) -> int:
+    """The values of the largest tile that a contraction has to do with."""
+    return max(math.prod(extents[x] for x in labels) for labels in (*terms, output))
+
+
+def _cost(
     terms: tuple[str, ...],
     output: str,
     extents: Mapping[str, int],
     batched: tuple[bool, ...],
     pairs: Sequence[tuple[int, int]],
-) -> int:
-    """What an order costs for each element."""
+) -> tuple[int, int]:
+    """The operations of an order for each element, and the values of the largest tile it makes."""
     alive = {n: (set(x), batched[n]) for n, x in enumerate(terms)}
-    total = 0
+    total = largest = 0
     for number, pair in enumerate(pairs, start=len(terms)):
         (left, many), (right, more) = (alive.pop(x) for x in pair)
         later = set(output).union(*(x for x, _ in alive.values()))
@@ -390,8 +392,9 @@ def _flops(
         if many or more:
             adds = 2 if (left | right) - made else 1
             total += adds * math.prod(extents[x] for x in left | right)
+            largest = max(largest, math.prod(extents[x] for x in made))
         alive[number] = made, many or more
-    return total
+    return total, largest
 
 
 def _modes_in_order(
@@ -592,12 +595,14 @@ class _Planner:
         operations: Sequence[Operation],
         reuse: bool,
         inside_out: bool,
+        narrow: bool = False,
     ) -> None:
         self.program = program
         self.dtype = program.dtype
         self.operations = operations
         self.reuse = reuse
         self.inside_out = inside_out
+        self.narrow = narrow
         self.tiles = [Tile(x.tile, x.dtype, bool(x.batch)) for x in program.inputs]
         self.steps: list[Step] = []
         self.made: dict[Step, int] = {}
@@ -677,6 +682,8 @@ class _Planner:
         if len(terms) == 1:
             return (0, 0), []
         best: tuple[tuple[int, int], list[tuple[int, int]]] | None = None
+        labels = (labels for _, labels in operation.terms)
+        widest = _widest(labels, operation.output, operation.extents)
         every = list(itertools.permutations(range(len(terms)), 2))
         # As a rule those that share labels, of which one differs from element to element.
         likely = [
@@ -687,6 +694,8 @@ class _Planner:
         ]
         for left, right in likely or every:
             step, _ = self._pair(operation, terms, left, right)
+            if self.narrow and math.prod(step.shape) > widest:
+                continue
             new = step not in self.made
             saved = self._state
             (flops, age), pairs = self._cheapest(
@@ -696,8 +705,8 @@ class _Planner:
             price = flops + new * step.flops, age - new * max(step.operands)
             if best is None or price < best[0]:
                 best = price, [(left, right), *pairs]
-        assert best is not None
-        return best
+        # Where every order makes some larger tile, the operation is planned by itself.
+        return best or ((sys.maxsize, 0), [])
 
     def _multiplied(self, operation: Contract, terms: Terms, left: int, right: int) -> Terms:
         """The terms with the product of two of them in their place."""
@@ -711,7 +720,9 @@ class _Planner:
         labels = tuple(x for _, x in terms)
         computed = tuple(self._computed(value) for value, _ in terms)
         sizes, output = operation.sizes, operation.output
-        order = contraction_order(labels, output, sizes, batched, computed, self.inside_out)
+        order = contraction_order(
+            labels, output, sizes, batched, computed, self.inside_out, self.narrow
+        )
         alive = list(range(len(terms)))
         for number, pair in enumerate(order, start=len(terms)):
             left, right = map(alive.index, pair)

@@ -1,14 +1,15 @@
 """The one JAX primitive: applies a program to arrays.
 
 Two layers.  ``program_p`` carries the calculus: JVP, transpose and batching each make another
-program (see :mod:`jaxmagma.calculus`).  Its lowering asks the platform's backend for a kernel and,
-where it declines, is the program in plain JAX.  ``kernel_p`` stands for that kernel on one device,
-below the partitioning; nothing differentiates or batches it.  ``assemble_p`` stands for a few
-programs that have one transpose together.
+program (see :mod:`jaxmagma.calculus`).  Its lowering asks the platform's backend for a kernel.
+Where it declines, there are several, if they can be found, or the program in plain JAX.
+``kernel_p`` stands for a kernel on one device, below the partitioning; nothing differentiates or
+batches it.  ``assemble_p`` stands for a few programs that have one transpose together.
 """
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +21,9 @@ from jax.interpreters import ad, batching, mlir, xla
 
 from jaxmagma import assembly, calculus, partition, reference
 from jaxmagma.lowering import lower
+from jaxmagma.lowering.division import divide
 from jaxmagma.lowering.kernel import Declined
+from jaxmagma.lowering.parts import ARGUMENT, Division
 from jaxmagma.program import Constant, ElementProgram
 
 
@@ -281,6 +284,16 @@ def _plain(ctx: mlir.LoweringRuleContext, *operands: Any, program: ElementProgra
     return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
 
 
+def _in_parts(division: Division, *arguments: Any) -> list[Any]:
+    """The outputs of a program, by programs that are parts of it."""
+    made: list[list[Any]] = []
+    for part in division.parts:
+        operands = (arguments[n] if k == ARGUMENT else made[k][n] for k, n in part.arguments)
+        made.append(apply(part.program, *operands))
+    terms = ([made[k][n] for k, n in sources] for sources in division.results)
+    return [functools.reduce(operator.add, x) for x in terms]
+
+
 def _shapes(avals: Sequence[Any]) -> list[tuple[int, ...]]:
     return [x.shape for x in avals]
 
@@ -296,7 +309,11 @@ def _lower_program(platform: str) -> Callable[..., Any]:
     def rule(ctx: mlir.LoweringRuleContext, *operands: Any, program: ElementProgram) -> Any:
         extents = program.batch_extents(_shapes(ctx.avals_in))
         if isinstance(lower(program, extents, platform), Declined):
-            return _plain(ctx, *operands, program=program)
+            division = divide(program, extents, platform)
+            if division is None:
+                return _plain(ctx, *operands, program=program)
+            in_parts = functools.partial(_in_parts, division)
+            return partition.lower_without_mesh(in_parts, multiple_results=True)(ctx, *operands)
         if partition.needs_partitioning(ctx):
             function = functools.partial(_partitioned_kernel, program)
             return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
@@ -313,7 +330,7 @@ def _lower_kernel(platform: str) -> Callable[..., Any]:
         if isinstance(kernel, Declined):
             # The whole batch gained from a kernel, but this device's share is too small for one.
             function = functools.partial(reference.evaluate, program)
-            return partition.lower_on_one_device(function, multiple_results=True)(ctx, *operands)
+            return partition.lower_without_mesh(function, multiple_results=True)(ctx, *operands)
         scratch = [jax.core.ShapedArray(shape, dtype) for shape, dtype in kernel.workspace]
         call = jax.ffi.ffi_lowering(kernel.target)
         with_scratch = ctx.replace(avals_out=[*ctx.avals_out, *scratch])

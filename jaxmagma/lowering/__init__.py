@@ -21,18 +21,33 @@ def lower(program: ElementProgram, extents: tuple[int, ...], platform: str) -> K
     found = _lower(program, extents, platform, choice)
     if isinstance(found, Declined) and choice.parameters is not None:
         if choice.origin == choices.CALLER:
-            return found
+            # These parameters are asked for, and not those of parts.
+            return replace(found, excess=None)
         # It was measured when kernels were other ones.
         choice = MODEL
         found = _lower(program, extents, platform, choice)
     return replace(found, choice=choice)
 
 
+def lower_by_model(
+    program: ElementProgram, extents: tuple[int, ...], platform: str
+) -> Kernel | Declined:
+    """The same with the model's parameters, whatever else is known."""
+    return _lower(program, extents, platform, MODEL)
+
+
 @functools.lru_cache(maxsize=1024)
 def planned(program: ElementProgram, platform: str) -> Plan:
-    """The plan that the platform's backend makes a kernel of."""
+    """The plan that the platform's backend makes a kernel of, if it can."""
     made: Plan = importlib.import_module(f"jaxmagma.lowering.{platform}").planned(program)
     return made
+
+
+@functools.lru_cache(maxsize=1024)
+def plans(program: ElementProgram, platform: str) -> tuple[Plan, ...]:
+    """That plan, and others for where its tiles are too large; ``Kernel.plan`` says which one."""
+    backend = importlib.import_module(f"jaxmagma.lowering.{platform}")
+    return (planned(program, platform), *backend.alternatives(program))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -55,7 +70,7 @@ def _lower(
     if found is not None:
         return found
     made = _made(program, extents, platform, choice)
-    if file is not None and isinstance(made, Kernel):
+    if file is not None:
         cache.write(file, made)
     return made
 
@@ -63,14 +78,36 @@ def _lower(
 def _made(
     program: ElementProgram, extents: tuple[int, ...], platform: str, choice: Choice
 ) -> Kernel | Declined:
-    backend = importlib.import_module(f"jaxmagma.lowering.{platform}")
     if choice.parameters is None:
-        made: Kernel | Declined = backend.lower(planned(program, platform), extents)
-        return made
+        return _first_with_room(program, extents, platform)
+    backend = importlib.import_module(f"jaxmagma.lowering.{platform}")
     try:
         parameters = backend.Parameters(**dict(choice.parameters))
-        made = backend.lower(planned(program, platform), extents, parameters)
+        made: Kernel | Declined = backend.lower(planned(program, platform), extents, parameters)
+        if isinstance(made, Declined) and made.lacks_room:
+            usual = lower_by_model(program, extents, platform)
+            if isinstance(usual, Kernel) and usual.plan:
+                plan = plans(program, platform)[usual.plan]
+                again = backend.lower(plan, extents, parameters)
+                made = replace(again, plan=usual.plan) if isinstance(again, Kernel) else again
     except (TypeError, ValueError, ArithmeticError) as error:
         # Files say what they like, and a parameter may mean something else by now.
         return Declined(f"no kernel has the parameters {choice}: {error}")
     return made
+
+
+def _first_with_room(
+    program: ElementProgram, extents: tuple[int, ...], platform: str
+) -> Kernel | Declined:
+    """The kernel of the favourite plan, or of the next one, if that makes tiles too large."""
+    backend = importlib.import_module(f"jaxmagma.lowering.{platform}")
+    made: Kernel | Declined = backend.lower(planned(program, platform), extents)
+    if isinstance(made, Kernel) or not made.lacks_room:
+        return made
+    declined = [made]
+    for number, plan in enumerate(plans(program, platform)[1:], start=1):
+        made = backend.lower(plan, extents)
+        if isinstance(made, Kernel):
+            return replace(made, plan=number)
+        declined.append(made)
+    return min(declined, key=lambda x: 0.0 if x.excess is None else x.excess.times)

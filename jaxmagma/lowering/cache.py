@@ -1,8 +1,9 @@
 """Kernels on disk, for processes to come: what a plan became, without planning and printing again.
 
 A kernel's file has a name made of all that the kernel was made of, the package's own sources among
-it, and stands beside the machine code.  What is damaged, or cannot be read or written, is as good
-as not there.
+it, and stands beside the machine code.  That a program is too large for one is kept there, too, and
+which parts it was divided into.  What is damaged, or cannot be read or written, is as good as not
+there.
 """
 
 import base64
@@ -18,14 +19,18 @@ import numpy as np
 
 from jaxmagma import choices, parity
 from jaxmagma.choices import Choice
-from jaxmagma.lowering.kernel import Kernel
+from jaxmagma.lowering.kernel import Declined, Excess, Kernel
 from jaxmagma.program import ElementProgram
 
 
 def file_of(
-    program: ElementProgram, extents: Sequence[int], platform: str, choice: Choice
+    program: ElementProgram,
+    extents: Sequence[int],
+    platform: str,
+    choice: Choice,
+    kind: str = "kernel",
 ) -> Path | None:
-    """Where the kernel of a program is kept; None if the user wants no cache."""
+    """Where the kernel of a program, or its parts, is kept; None if the user wants no cache."""
     folder = choices.cache_folder()
     if folder is None:
         return None
@@ -45,7 +50,7 @@ def file_of(
     for operand in program.inputs:
         if operand.constant is not None:
             digest.update(operand.constant.array.tobytes())
-    return folder / f"{digest.hexdigest()}.kernel"
+    return folder / f"{digest.hexdigest()}.{kind}"
 
 
 @functools.cache
@@ -57,18 +62,30 @@ def _sources() -> str:
     return digest.hexdigest()
 
 
-def read(file: Path) -> Kernel | None:
-    """The kernel in a file, if there is one."""
+def read(file: Path) -> Kernel | Declined | None:
+    """The kernel in a file, or why there is none, if the file says."""
+    found = read_numbers(file)
+    return None if found is None else _decoded(found)
+
+
+def write(file: Path, made: Kernel | Declined) -> None:
+    """Keeps a kernel, if it can, or that a program is too large for one."""
+    if isinstance(made, Kernel) or made.excess is not None:
+        write_numbers(file, _encoded(made))
+
+
+def read_numbers(file: Path) -> Any:
+    """The numbers, names and lists in a file; None if there are none."""
     try:
         checksum, text = file.read_text().split("\n", 1)
     except (OSError, ValueError):
         return None
-    return _decoded(json.loads(text)) if checksum == _checksum(text) else None
+    return json.loads(text) if checksum == _checksum(text) else None
 
 
-def write(file: Path, kernel: Kernel) -> None:
-    """Keeps a kernel, if it can."""
-    text = json.dumps(_encoded(kernel))
+def write_numbers(file: Path, kept: Any) -> None:
+    """Keeps numbers, names and lists of them, if it can."""
+    text = json.dumps(kept)
     with contextlib.suppress(OSError):
         choices.write(file, f"{_checksum(text)}\n{text}")
 
@@ -77,7 +94,20 @@ def _checksum(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _encoded(kernel: Kernel) -> dict[str, Any]:
+def _encoded(made: Kernel | Declined) -> dict[str, Any]:
+    if isinstance(made, Kernel):
+        return _encoded_kernel(made)
+    excess = None if made.excess is None else [made.excess.of, made.excess.times]
+    return {"reason": made.reason, "excess": excess}
+
+
+def _decoded(found: dict[str, Any]) -> Kernel | Declined:
+    if "reason" in found:
+        return Declined(found["reason"], Excess(*found["excess"]))
+    return _decoded_kernel(found)
+
+
+def _encoded_kernel(kernel: Kernel) -> dict[str, Any]:
     def attribute(value: Any) -> Any:
         if not isinstance(value, np.ndarray):
             return value
@@ -90,10 +120,11 @@ def _encoded(kernel: Kernel) -> dict[str, Any]:
         "description": kernel.description,
         "source": kernel.source,
         "busy": kernel.busy,
+        "plan": kernel.plan,
     }
 
 
-def _decoded(found: dict[str, Any]) -> Kernel:
+def _decoded_kernel(found: dict[str, Any]) -> Kernel:
     def attribute(value: Any) -> Any:
         if not isinstance(value, list):
             return value
@@ -107,4 +138,5 @@ def _decoded(found: dict[str, Any]) -> Kernel:
         found["description"],
         found["source"],
         found["busy"],
+        found["plan"],
     )

@@ -22,12 +22,33 @@ class Kernel:
     description: str = ""
     source: str = field(default="", repr=False)
     busy: float = 1.0  # the part of a block's threads that its widest stage has work for
+    plan: int = 0  # which of the plans of the program it was made of
     choice: Choice = field(default=MODEL, compare=False)
 
 
 @dataclass(frozen=True)
+class Excess:
+    """What a program has too much of for one kernel: less of a program might have one.
+
+    ``of`` is "room", "steps" or "sums" (outputs summed over different batch axes), and ``times`` is
+    how many times as much as a kernel may have.
+    """
+
+    of: str
+    times: float
+
+
+@dataclass(frozen=True)
 class Declined:
-    """Why a backend leaves a program to plain JAX."""
+    """Why a backend leaves a program to plain JAX.
+
+    Where the program has no ``excess``, its parts would be declined, too.
+    """
 
     reason: str
+    excess: Excess | None = None
     choice: Choice = field(default=MODEL, compare=False)
+
+    @property
+    def lacks_room(self) -> bool:
+        return self.excess is not None and self.excess.of == "room"

@@ -19,6 +19,7 @@ from jaxmagma import choices
 from jaxmagma.choices import MODEL, Choice
 from jaxmagma.explain import applications, as_function
 from jaxmagma.fallback import plain_calls
+from jaxmagma.lowering.division import divide
 from jaxmagma.plan import plan
 from jaxmagma.program import ElementProgram
 from jaxmagma.tune.device import Device, platform_of
@@ -224,6 +225,8 @@ def programs(
 ) -> Iterator[tuple[ElementProgram, tuple[int, ...]]]:
     """The different programs of a call, and the extents of their batch axes.
 
+    Of a program that is too large for one kernel these are its parts.
+
     Raises:
       ValueError: there is none.
     """
@@ -231,10 +234,14 @@ def programs(
         jaxpr = jax.make_jaxpr(function)(*args)
     # XLA does not run what no result needs, such as the function in its own gradient.
     needed, _ = partial_eval.dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.out_avals))
+    platform = platform_of(_device())
     found: dict[tuple[ElementProgram, tuple[int, ...]], None] = {}
     for equation in applications(needed):
         program = equation.params["program"]
-        found[program, program.batch_extents([x.aval.shape for x in equation.invars])] = None
+        extents = program.batch_extents([x.aval.shape for x in equation.invars])
+        division = divide(program, extents, platform) if platform in SPACES else None
+        parts = [program] if division is None else [part.program for part in division.parts]
+        found.update(dict.fromkeys((part, extents) for part in parts))
     if not found:
         reasons = "; ".join(dict.fromkeys(call.reason for call in plain))
         raise ValueError(f"jm.tune: plain JAX runs all of it: {reasons or 'it calls no einsum'}")

@@ -56,12 +56,13 @@ An operation of an expression works on a chunk of its points; see
 import math
 from dataclasses import dataclass
 
+from jaxmagma.factoring import alternatives as alternatives
 from jaxmagma.factoring import planned as planned
 from jaxmagma.functions import COMPLEX_FUNCTIONS
 from jaxmagma.lowering.cpu.expressions import NUMBERS
 from jaxmagma.lowering.cpu.lanes import DTYPES, GEMM, Encoder
 from jaxmagma.lowering.cpu.places import gathered
-from jaxmagma.lowering.kernel import Declined, Kernel
+from jaxmagma.lowering.kernel import Declined, Excess, Kernel
 from jaxmagma.plan import Plan, Pointwise, Product
 from jaxmagma.program import Gather
 
@@ -135,7 +136,8 @@ def encode(plan: Plan, parameters: Parameters = Parameters()) -> Kernel | Declin
     if code.scratch.size > limit:
         return Declined(
             f"the tiles of one element ({code.scratch.size} values) exceed the on-chip limit of "
-            f"{limit} values"
+            f"{limit} values",
+            Excess("room", code.scratch.size / limit),
         )
     limit = _SHARED_BYTES // dtype.itemsize
     if code.shared_size > limit:

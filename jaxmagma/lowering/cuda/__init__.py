@@ -29,6 +29,7 @@ import numpy as np
 
 from jaxmagma import functions
 from jaxmagma.builder import places
+from jaxmagma.factoring import alternatives as alternatives
 from jaxmagma.functions import COMPLEX_FUNCTIONS
 from jaxmagma.lowering.cuda.blocks import TYPES, Block
 from jaxmagma.lowering.cuda.functors import FUNCTORS
@@ -39,7 +40,7 @@ from jaxmagma.lowering.cuda.origins import resolvable, with_joined_places
 from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.cuda.source import Source
 from jaxmagma.lowering.cuda.sums import spread
-from jaxmagma.lowering.kernel import Declined, Kernel
+from jaxmagma.lowering.kernel import Declined, Excess, Kernel
 from jaxmagma.plan import Plan, Pointwise, Product, Step, renumbered
 from jaxmagma.program import Constant, ElementProgram, Gather, Input, Place, View
 
@@ -62,17 +63,17 @@ def lower(
 
     ``extents`` of the batch axes only size the workspace.
     """
-    reason = _unsupported(plan)
-    if reason is not None:
-        return Declined(reason)
+    declined = _declined(plan)
+    if declined is not None:
+        return declined
     compiled = _bgemm(plan) if parameters is None else None
     if compiled is not None:
         return compiled
     given = parameters or Parameters()
     joined = with_joined_places(_constants_folded(plan))
     block = choose(resolvable(spread(joined, LARGEST_BLOCK, given.accumulate)), given)
-    if isinstance(block, str):
-        return Declined(block)
+    if isinstance(block, Declined):
+        return block
     source = Source(block)
     return Kernel(
         TARGET,
@@ -84,12 +85,27 @@ def lower(
     )
 
 
+def _declined(plan: Plan) -> Declined | None:
+    """Why a plan has no kernel, as far as that is known without making one."""
+    reason = _unsupported(plan)
+    if reason is not None:
+        return Declined(reason)
+    if len(plan.steps) > MOST_STEPS:
+        return Declined(
+            f"{len(plan.steps)} steps are more than the {MOST_STEPS} of one kernel",
+            Excess("steps", len(plan.steps) / MOST_STEPS),
+        )
+    everything = frozenset(range(plan.program.batch_rank))
+    sums = {out.batch for out in plan.program.outputs if set(out.batch) != everything}
+    if len(sums) > 1:
+        return Declined("outputs are summed over different batch axes", Excess("sums", len(sums)))
+    return None
+
+
 def _unsupported(plan: Plan) -> str | None:
     program = plan.program
     if program.batch_rank == 0:
         return "no operand has a batch axis"
-    if len(plan.steps) > MOST_STEPS:
-        return f"{len(plan.steps)} steps are more than the {MOST_STEPS} of one kernel"
     indices = {step.index for step in plan.steps if isinstance(step, Gather)}
     values = {tile.dtype for n, tile in enumerate(plan.tiles) if n not in indices}
     for dtype in values:
@@ -111,10 +127,6 @@ def _unsupported(plan: Plan) -> str | None:
                 return f"the function {step.function!r} of complex numbers"
     if any(0 in tile.shape for tile in plan.tiles):
         return "a tile is empty"
-    everything = frozenset(range(program.batch_rank))
-    sums = {out.batch for out in program.outputs if set(out.batch) != everything}
-    if len(sums) > 1:
-        return "outputs are summed over different batch axes"
     return None
 
 

@@ -34,6 +34,7 @@ from jaxmagma.lowering.cuda.sweeps import (
     as_mode,
     live_registers,
 )
+from jaxmagma.lowering.kernel import Declined, Excess
 from jaxmagma.parity import Halves
 from jaxmagma.plan import Plan, Product
 
@@ -100,7 +101,7 @@ HELD_REGISTERS = 150
 ANOTHER_FIBRE = 20
 
 
-def choose(plan: Plan, parameters: Parameters) -> Block | str:
+def choose(plan: Plan, parameters: Parameters) -> Block | Declined:
     """The block for a plan, with these parameters and else the model's; or why there is none."""
     block = _choose(plan, parameters)
     if isinstance(block, Block) and wants_ahead(block):
@@ -117,7 +118,7 @@ def wants_ahead(block: Block) -> bool:
     return block.parameters.ahead is None and waits
 
 
-def _choose(plan: Plan, parameters: Parameters) -> Block | str:
+def _choose(plan: Plan, parameters: Parameters) -> Block | Declined:
     block = Block(plan, parameters)
     block.halves = halves_of(block)
     # Without padding only where an element has no room otherwise.
@@ -146,9 +147,10 @@ def _choose(plan: Plan, parameters: Parameters) -> Block | str:
                 alone = count and not block.ahead and resident(block) < FEWEST_GROUPS
                 if block.shared_bytes() <= most and not (alone and block.parameters.fetch is None):
                     return block
-    return (
+    return Declined(
         f"one element needs {block.shared_bytes() >> 10} KB of shared memory, and a block has "
-        f"{most_shared(block) >> 10} KB"
+        f"{most_shared(block) >> 10} KB",
+        Excess("room", block.shared_bytes() / most_shared(block)),
     )
 
 

@@ -1,0 +1,260 @@
+"""Finds the parts of a program that is too large for one kernel.
+
+Plain JAX in place of a kernel is 10 to 200 times as slow, and that for want of some shared memory.
+So such a program becomes a few kernels, with as little between them as can be.
+
+The contractions of the planned program stand in a row (see :mod:`jaxmagma.lowering.cuts`).  A part
+has those between two cuts.  What is written at the cut before it, it reads; or nothing is written
+there, and it computes again what it needs: so parts for different outputs may have nothing to tell
+each other.  Of all parts between two cuts that seem to fit, the shortest path through the row has
+those that move the fewest bytes.  The estimate of what fits is a rough one.  Where the backend
+declines a part, it says how much too large that is, and the search is repeated with less room.
+"""
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from jaxmagma import choices
+from jaxmagma.choices import MODEL
+from jaxmagma.lowering import cache, lower, lower_by_model, plans
+from jaxmagma.lowering.cuts import Cut, Row, as_program, in_depth
+from jaxmagma.lowering.kernel import Declined
+from jaxmagma.lowering.parts import Division, Piece, Whole, by_sums, needed
+from jaxmagma.program import ElementProgram
+
+
+# Bytes of memory traffic that take the time of an operation.
+_BYTES_OF_FLOP = 0.1
+# What part of the least traffic another kernel must save.
+_ANOTHER_KERNEL = 0.02
+# How often a search is repeated, and how much more room than it seems there is for the first.
+_MOST_TRIALS = 24
+_HOPE = 1.2
+# What is left of it, at most, where a part that should have had so much of it has too little.
+_LESS = 0.9
+_NEAR = 0.75
+
+
+def divide(program: ElementProgram, extents: tuple[int, ...], platform: str) -> Division | None:
+    """The parts of a program that is too large for a kernel, if they have kernels."""
+    declined = lower(program, extents, platform)
+    if not isinstance(declined, Declined) or declined.excess is None:
+        return None
+    return _divided(program, extents, platform, choices.architecture(platform))
+
+
+@functools.lru_cache(maxsize=1024)
+def _divided(
+    program: ElementProgram, extents: tuple[int, ...], platform: str, architecture: str
+) -> Division | None:
+    groups = by_sums(program)
+    if groups is None:
+        return None
+    if len(groups.parts) == 1:
+        return _cut(program, extents, platform)
+    inner: list[Division | None] = []
+    for part in groups.parts:
+        made = lower_by_model(part.program, extents, platform)
+        inner.append(None)
+        if isinstance(made, Declined) and made.excess is not None:
+            inner[-1] = _divided(part.program, extents, platform, architecture)
+            if inner[-1] is None:
+                return None
+    return groups.refined(inner)
+
+
+def _cut(program: ElementProgram, extents: tuple[int, ...], platform: str) -> Division | None:
+    """The parts of a program that are found by cutting it, or were in another process."""
+    wholes = [Whole(as_program(plan)) for plan in plans(program, platform)]
+    # Of kernels for the CPU the number of elements decides.
+    file = cache.file_of(program, extents, platform, MODEL, "parts") if platform != "cpu" else None
+    kept = None if file is None else cache.read_numbers(file)
+    if kept is not None:
+        route = [Piece(*map(tuple, x)) for x in kept["pieces"]]
+        return wholes[kept["plan"]].divided(route) if route else None
+    best = _Search(program, wholes, extents, platform).run()
+    if file is not None:
+        pieces = [] if best is None else [(x.targets, x.written, x.known) for x in best.pieces]
+        cache.write_numbers(file, {"plan": 0 if best is None else best.plan, "pieces": pieces})
+    return None if best is None else wholes[best.plan].divided(best.pieces)
+
+
+class _Search:
+    """Looks for the parts of a program; ``room`` and ``steps`` are what one may have."""
+
+    def __init__(
+        self,
+        program: ElementProgram,
+        wholes: Sequence[Whole],
+        extents: tuple[int, ...],
+        platform: str,
+    ) -> None:
+        self.wholes = wholes
+        self.extents = extents
+        self.platform = platform
+        self.lanes = [_Lane(n, row) for n, whole in enumerate(wholes) for row in _rows(whole)]
+        self.room: float = max(lane.room for lane in self.lanes)
+        self.steps = math.inf
+        declined = lower_by_model(program, extents, platform)
+        assert isinstance(declined, Declined) and declined.excess is not None
+        if declined.lacks_room:
+            least = min(lane.room for lane in self.lanes)
+            self.room = least * min(_HOPE / declined.excess.times, _LESS)
+        else:
+            self.steps = len(wholes[0].program.operations) / declined.excess.times
+
+    def run(self) -> "_Route | None":
+        """The best parts that all have kernels, if there are any."""
+        before = self.room
+        for _ in range(_MOST_TRIALS):
+            found = (lane.shortest(self.room, self.steps) for lane in self.lanes)
+            routes = [route for route in found if route is not None]
+            if routes:
+                before = self.room
+                best = min(routes, key=lambda x: x.price)
+                if self.fits(best):
+                    return best
+            elif self.room < _LESS * before:
+                self.room = math.sqrt(self.room * before)  # it was too little
+            else:
+                return None
+        return None
+
+    def fits(self, route: "_Route") -> bool:
+        """Whether no part is too large; else there is less room than was thought."""
+        division = self.wholes[route.plan].divided(route.pieces)
+        pairs = zip(route.stages, division.parts, strict=True)
+        for stage, part in sorted(pairs, key=lambda x: -x[0].room):
+            made = lower_by_model(part.program, self.extents, self.platform)
+            # One that is declined for another reason is one that plain JAX does as fast.
+            if isinstance(made, Declined) and made.excess is not None:
+                values = route.lane.row.values(stage.makes)
+                for lane in self.lanes:
+                    if lane.plan == route.plan:
+                        lane.declined.append(lane.row.set_of(values))
+                if made.lacks_room and stage.room > _NEAR * self.room:
+                    # The estimate may be wrong for this one alone: less room, but not by as much.
+                    self.room *= min(made.excess.times**-0.5, _LESS)
+                elif not made.lacks_room:
+                    self.steps = min(self.steps, stage.steps / made.excess.times)
+                return False
+        return True
+
+
+def _rows(whole: Whole) -> Iterator[Row]:
+    """Orders in which the values of a program may be computed."""
+    program = whole.program
+    kept = frozenset(out.value for out in program.outputs if whole.is_kept(out))
+    kept_first = sorted(whole.targets, key=lambda x: x not in kept)
+    orders = [needed(program, whole.targets)]
+    orders += [in_depth(program, x) for x in (whole.targets, kept_first, kept_first[::-1])]
+    rows = (Row(program, order, whole.targets, kept) for order in orders)
+    yield from {tuple(row.order): row for row in rows}.values()
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """A part of a route, and what it takes."""
+
+    piece: Piece
+    makes: int  # the set of its values
+    room: int
+    steps: int
+    price: float
+
+
+@dataclass(frozen=True)
+class _Route:
+    """Parts that follow each other in one of the rows."""
+
+    lane: "_Lane"
+    stages: tuple[_Stage, ...]
+    price: float
+
+    @property
+    def plan(self) -> int:
+        return self.lane.plan
+
+    @property
+    def pieces(self) -> list[Piece]:
+        return [stage.piece for stage in self.stages]
+
+
+class _Lane:
+    """A row of values, its cuts, and the parts between them."""
+
+    def __init__(self, plan: int, row: Row) -> None:
+        self.plan = plan
+        self.row = row
+        start, end = frozenset[int](), frozenset(row.targets)
+        self.cuts = [Cut(start, start), *row.cuts(), Cut(end, start)]
+        operands = [x for x in row.order if x < row.first and row.whole[x]]
+        least = sum(row.sizes[x] for x in [*operands, *row.kept])
+        self.kernel = _ANOTHER_KERNEL * least * row.program.dtype.itemsize
+        self.declined: list[int] = []
+        self._stages: dict[tuple[int, int, bool, bool], _Stage | None] = {}
+        self._needed: dict[frozenset[int], dict[int, int]] = {}
+
+    @functools.cached_property
+    def room(self) -> int:
+        """About how many values a kernel of everything would hold."""
+        return self.row.room(self.row.set_of(self.row.order), frozenset())
+
+    def needed(self, known: frozenset[int]) -> dict[int, int]:
+        if known not in self._needed:
+            self._needed[known] = self.row.needed(known)
+        return self._needed[known]
+
+    def shortest(self, room: float, steps: float) -> _Route | None:
+        """The parts from one end to the other that take the least and have no more than this."""
+        best: dict[tuple[int, bool], _Route] = {(0, False): _Route(self, (), 0.0)}
+        for begin in range(len(self.cuts)):
+            for reads in (False, True):
+                route = best.get((begin, reads))
+                if route is None:
+                    continue
+                for end in range(begin + 1, len(self.cuts)):
+                    for writes in (False, True):
+                        stage = self.stage(begin, end, reads, writes)
+                        if stage is None or stage.room > room or stage.steps > steps:
+                            continue
+                        # What does all of a part that is too large is so, too.
+                        if any(x & stage.makes == x for x in self.declined):
+                            continue
+                        price = route.price + stage.price
+                        if (end, writes) not in best or price < best[end, writes].price:
+                            best[end, writes] = _Route(self, (*route.stages, stage), price)
+        return best.get((len(self.cuts) - 1, False))
+
+    def stage(self, begin: int, end: int, reads: bool, writes: bool) -> _Stage | None:
+        key = begin, end, reads, writes
+        if key not in self._stages:
+            self._stages[key] = self._stage(*key)
+        return self._stages[key]
+
+    def _stage(self, begin: int, end: int, reads: bool, writes: bool) -> _Stage | None:
+        """The part between two cuts; None if it has nothing to do, or no kernel could do it."""
+        row, before, behind = self.row, self.cuts[begin], self.cuts[end]
+        if (reads and not before.written) or (writes and not behind.written):
+            return None
+        if (begin, end) == (0, len(self.cuts) - 1):
+            return None  # it is the program
+        known = before.written if reads else frozenset[int]()
+        targets = behind.early - before.early
+        written = behind.written - known - (row.kept & behind.early)
+        wanted = targets | written if writes else targets
+        if not wanted:
+            return None
+        needed = self.needed(known)
+        part = functools.reduce(int.__or__, (needed[x] for x in wanted))
+        read = row.read(part, known)
+        if not row.has_all_axes(read):
+            return None
+        moved = [*(x for x in read if row.whole[x]), *(wanted - targets), *(targets & row.kept)]
+        nbytes = sum(row.sizes[x] for x in moved) * row.program.dtype.itemsize
+        price = nbytes + row.flops(part, known) * _BYTES_OF_FLOP + self.kernel
+        ordered = (tuple(sorted(x)) for x in (targets, wanted - targets, known & set(read)))
+        makes = row.made(part, known)
+        return _Stage(Piece(*ordered), makes, row.room(part, known), makes.bit_count(), price)
