@@ -124,7 +124,7 @@ def precisions(size: float) -> Iterator[Workload]:
 
 def applications(size: float) -> Iterator[Workload]:
     """Fused functions of a whole code: hydrodynamics, and diffusion of a global vector."""
-    for k in (2, 3, 4):
+    for k in (2, 3, 4, 5, 6, 8):  # the last two are several kernels
         yield fused.corner_force(k, size)
     for p in range(1, 9):
         yield fused.global_diffusion(p, size)

@@ -371,6 +371,33 @@ def test_gradients_of_all_operands(name: str, most: int, cuda_lowering: None) ->
     assert_is(found, program, (2,))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("suite", "name"),
+    [
+        ("applications", "corner-force/k7"),
+        ("gradients", "bk1-grad-all/p14"),
+        ("gradients", "bk3-grad-all/p11"),
+    ],
+)
+def test_parts_on_a_gpu(suite: str, name: str, getkey: GetKey) -> None:
+    """Through JAX, compiled: the results of plain JAX, by kernels alone."""
+    case = fused.corner_force(7, 1e7) if suite == "applications" else None
+    if case is None:
+        (case,) = cases.build([suite], 1e7, f"^{name}$")
+    ways = case.functions()
+    shapes = [jax.ShapeDtypeStruct(x, F64) for x in case.shapes]
+    explained = jm.explain(ways["jm"], *shapes, quiet=True)
+    assert all(x.fused for x in explained)
+    assert any(len(x.parts) > 1 for x in explained)
+    arrays = [jax.random.uniform(getkey(), x, F64, 0.5, 1.0) for x in case.shapes]
+    plain = ways.get("vmap") or ways["jnp"]
+    got, want = (jax.tree.leaves(jax.jit(way)(*arrays)) for way in (ways["jm"], plain))
+    for x, y in zip(got, want, strict=True):
+        scale = jnp.max(jnp.abs(y))
+        assert_close(x / scale, y / scale, 1e-10)
+
+
 def test_what_was_found_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda_lowering: None
 ) -> None:
