@@ -157,6 +157,20 @@ def _ranges(families: dict[str, list[Result]]) -> str:
     return _table(("case", "GB/s", "% of roofline", "× jnp.einsum", "× jax.vmap"), rows)
 
 
+def precisions_table(run: Run) -> str:
+    """Of each family in another dtype than float64: the share of the roofline at every size."""
+    rows = []
+    for name, members in _families(run).items():
+        if members[0].dtype == "float64" or name.startswith("bgemm"):
+            continue
+        letter = members[0].case.split("/")[1][0]
+        shares = (
+            f"{r.case.split('/')[1].lstrip(letter)}: {100 * r.of_roofline:.0f}" for r in members
+        )
+        rows.append((name, f"{letter} = {', '.join(shares)}"))
+    return _table(("case", "% of roofline"), sorted(rows, key=lambda x: x[0].split("-")[-1]))
+
+
 def mean_table(run: Run) -> str:
     """Geometric means of the speed-ups, and the least, of each family."""
     rows = []
@@ -246,6 +260,7 @@ TABLES: dict[str, Callable[[Run], str]] = {
     "short": short_table,
     "headline": headline_table,
     "speed": speed_table,
+    "precisions": precisions_table,
     "mean": mean_table,
     "libceed": libceed_table,
     "first-call": first_call_table,

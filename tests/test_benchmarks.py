@@ -54,11 +54,14 @@ def inputs(workload: Workload) -> list[jax.Array]:
 
 @pytest.mark.parametrize("workload", SAMPLE.values(), ids=lambda w: w.name)
 def test_result(workload: Workload) -> None:
-    """Against extended precision, or where only JAX can compute it, against ``jax.vmap``."""
+    """Against extended precision, or where only JAX can compute it, against plain JAX in double."""
     args = inputs(workload)
     functions = workload.functions()
     got = jax.tree.leaves(jax.jit(functions["jm"])(*args))
-    if workload.wrt:
+    if workload.wrt and np.dtype(workload.dtype).kind == "c":
+        double = [x.astype("complex128") for x in args]
+        exact = [np.asarray(x) for x in jax.tree.leaves(functions["jnp"](*double))]
+    elif workload.wrt:
         exact = exact_gradient(workload, args)
     elif workload.leading and workload.batched:
         exact = [measure.extended(workload, args)]
@@ -327,6 +330,7 @@ def some_run(tmp_path: Path) -> Path:
     run = Run(machine, {}, {n: result(n) for n in names}, [record.FirstCall("a", 1.0, 0.1, 2.0)])
     peer = {"jnp": Timing(3.0, 3.0, (3.0, 3.0), 1)}
     run.results["bk1/p4"] = result("bk1/p4", timings={**result("").timings, **peer})
+    run.results["bk1-f32/p4"] = result("bk1-f32/p4", dtype="float32")
     run.save(tmp_path / "run.json")
     assert Run.load(tmp_path / "run.json").results["bk1/p4"].speedup("jnp") == 3.0
     return tmp_path / "run.json"
