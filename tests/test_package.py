@@ -46,9 +46,14 @@ def test_typed() -> None:
 
 
 def test_run_time_dependencies() -> None:
-    needs = importlib.metadata.requires("jaxmagma") or []
-    names = {re.split(r"[^\w-]", n)[0] for n in needs if "extra ==" not in n}
-    assert names == {"jax", "jaxlib", "numpy", "opt_einsum"}
+    """The four it names, and SciPy, which every release of JAX brings along."""
+
+    def required_by(package: str) -> set[str]:
+        needs = importlib.metadata.requires(package) or []
+        return {re.split(r"[^\w-]", n)[0] for n in needs if "extra ==" not in n}
+
+    assert required_by("jaxmagma") == {"jax", "jaxlib", "numpy", "opt_einsum"}
+    assert "scipy" in required_by("jax") & required_by("jaxlib")
 
 
 def test_checkout_finds_the_installed_native_module() -> None:

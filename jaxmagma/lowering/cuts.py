@@ -318,7 +318,7 @@ class Row:
 
 def _near_the_sink(edges: dict[tuple[int, int], int], source: int, sink: int) -> set[int]:
     """The nodes behind a minimum cut, as near to the sink as it can be."""
-    # Not needed by programs that fit, and slow to import.
+    # Comes with JAX, which requires it. Not needed by programs that fit, and slow to import.
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
