@@ -12,8 +12,9 @@ place, the results of the earlier contractions as they are, which leaves all tha
 
 import functools
 import heapq
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -112,7 +113,8 @@ class Row:
         self.readers = self._readers()
         self._inputs = self.set_of(x for x in self.order if x < self.first)
         self._tiles = self.set_of(self._held())
-        self._flops = {x: self._flops_of(x) for x in self.order}
+        self._flops = {x: flops for x in self.order if (flops := self._flops_of(x))}
+        self._multiplied = self.set_of(self._flops)
 
     def operation(self, value: int) -> Operation | None:
         return None if value < self.first else self.program.operations[value - self.first]
@@ -182,31 +184,22 @@ class Row:
 
     def values(self, part: int) -> list[int]:
         """The values of a set, in order."""
-        found = []
-        while part:
-            lowest = part & -part
-            found.append(self.order[lowest.bit_length() - 1])
-            part ^= lowest
-        return found
+        return list(itertools.compress(self.order, map(int, f"{part:b}"[::-1])))
 
     def made(self, part: int, known: frozenset[int]) -> int:
         """What a part computes."""
         return part & ~self._inputs & ~self.set_of(known)
 
-    def flops(self, part: int, known: frozenset[int]) -> int:
-        """Operations of the contractions of a part."""
-        return sum(self._flops[x] for x in self.values(part & self._tiles) if x not in known)
+    def flops(self, made: int) -> int:
+        """Operations of the contractions of a part that computes these values."""
+        return sum(map(self._flops.__getitem__, self.values(made & self._multiplied)))
 
-    def read(self, part: int, known: frozenset[int]) -> list[int]:
-        """The operands and known values that a part reads."""
-        return self.values(part & (self._inputs | self.set_of(known)))
-
-    def room(self, part: int, known: frozenset[int]) -> int:
-        """About how many values of an element a kernel of a part holds at once."""
+    def room(self, made: int) -> int:
+        """About how many values of an element a kernel of such a part holds at once."""
         alive: list[tuple[int, int]] = []
         now = most = 0
-        for value in self.values(part & self._tiles & ~self.set_of(known)):
-            readers = self.readers[value] & part
+        for value in self.values(made & self._tiles):
+            readers = self.readers[value] & made
             if not readers and value not in self._contracted:
                 continue  # it is but written
             # The result of a product with a matrix takes the place of its operand.
@@ -223,8 +216,10 @@ class Row:
         """When a value is made: contractions one by one, pointwise functions between them."""
         return 2 * self.after[value] + (value not in self._contracted)
 
-    def has_all_axes(self, values: Iterable[int]) -> bool:
+    def has_all_axes(self, values: Collection[int]) -> bool:
         """Whether values have all batch axes together, as the operands of a program must."""
+        if any(map(self.whole.__getitem__, values)):
+            return True
         axes = (self.program.batch[x] for x in values)
         return len(frozenset[int]().union(*axes)) == self.program.batch_rank
 

@@ -109,11 +109,11 @@ class _Search:
         """The best parts that all have kernels, if there are any."""
         before = self.room
         for _ in range(_MOST_TRIALS):
-            found = (lane.shortest(self.room, self.steps) for lane in self.lanes)
-            routes = [route for route in found if route is not None]
-            if routes:
+            best: _Route | None = None
+            for lane in self.lanes:
+                best = lane.shortest(self.room, self.steps, best) or best
+            if best is not None:
                 before = self.room
-                best = min(routes, key=lambda x: x.price)
                 if self.fits(best):
                     return best
             elif self.room < _LESS * before:
@@ -156,13 +156,20 @@ def _rows(whole: Whole) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class _Stage:
-    """A part of a route, and what it takes."""
+    """A part of a route, the set of values that it makes in a row, and what it takes."""
 
+    row: Row
     piece: Piece
-    makes: int  # the set of its values
-    room: int
-    steps: int
+    makes: int
     price: float
+
+    @functools.cached_property
+    def room(self) -> int:
+        return self.row.room(self.makes)
+
+    @functools.cached_property
+    def steps(self) -> int:
+        return self.makes.bit_count()
 
 
 @dataclass(frozen=True)
@@ -200,32 +207,41 @@ class _Lane:
     @functools.cached_property
     def room(self) -> int:
         """About how many values a kernel of everything would hold."""
-        return self.row.room(self.row.set_of(self.row.order), frozenset())
+        return self.row.room(self.row.set_of(self.row.order))
 
     def needed(self, known: frozenset[int]) -> dict[int, int]:
         if known not in self._needed:
             self._needed[known] = self.row.needed(known)
         return self._needed[known]
 
-    def shortest(self, room: float, steps: float) -> _Route | None:
-        """The parts from one end to the other that take the least and have no more than this."""
+    def shortest(self, room: float, steps: float, other: _Route | None) -> _Route | None:
+        """The parts from one end to the other that take the least and have no more than this.
+
+        None if there are none, or none that take less than another route.
+        """
+        most = math.inf if other is None else other.price
         best: dict[tuple[int, bool], _Route] = {(0, False): _Route(self, (), 0.0)}
         for begin in range(len(self.cuts)):
             for reads in (False, True):
                 route = best.get((begin, reads))
                 if route is None:
                     continue
+                ends = {False, True}  # whether what is behind a part is written
                 for end in range(begin + 1, len(self.cuts)):
-                    for writes in (False, True):
+                    for writes in sorted(ends):
                         stage = self.stage(begin, end, reads, writes)
-                        if stage is None or stage.room > room or stage.steps > steps:
-                            continue
-                        # What does all of a part that is too large is so, too.
-                        if any(x & stage.makes == x for x in self.declined):
+                        if stage is None:
                             continue
                         price = route.price + stage.price
-                        if (end, writes) not in best or price < best[end, writes].price:
-                            best[end, writes] = _Route(self, (*route.stages, stage), price)
+                        before = best.get((end, writes))
+                        if price >= (most if before is None else before.price):
+                            continue
+                        # What does all of a part that is too large is so, too.
+                        declined = any(x & stage.makes == x for x in self.declined)
+                        if declined or stage.room > room or stage.steps > steps:
+                            ends.remove(writes)
+                            continue
+                        best[end, writes] = _Route(self, (*route.stages, stage), price)
         return best.get((len(self.cuts) - 1, False))
 
     def stage(self, begin: int, end: int, reads: bool, writes: bool) -> _Stage | None:
@@ -249,12 +265,12 @@ class _Lane:
             return None
         needed = self.needed(known)
         part = functools.reduce(int.__or__, (needed[x] for x in wanted))
-        read = row.read(part, known)
+        makes = row.made(part, known)
+        read = row.values(part & ~makes)
         if not row.has_all_axes(read):
             return None
         moved = [*(x for x in read if row.whole[x]), *(wanted - targets), *(targets & row.kept)]
         nbytes = sum(row.sizes[x] for x in moved) * row.program.dtype.itemsize
-        price = nbytes + row.flops(part, known) * _BYTES_OF_FLOP + self.kernel
+        price = nbytes + row.flops(makes) * _BYTES_OF_FLOP + self.kernel
         ordered = (tuple(sorted(x)) for x in (targets, wanted - targets, known & set(read)))
-        makes = row.made(part, known)
-        return _Stage(Piece(*ordered), makes, row.room(part, known), makes.bit_count(), price)
+        return _Stage(row, Piece(*ordered), makes, price)

@@ -98,6 +98,7 @@ class Block:
         self.min_blocks = 0
         self.staging = True
         self.stages: list[Stage] = []
+        self._groups: dict[tuple[bool, frozenset[int], int], list[Stage]] = {}
         self.fetched: list[int] = []
         self.shared: Shared
         self.uses: Uses
@@ -324,8 +325,7 @@ class Block:
         made: set[int] = set()
         self.whole = self._whole_sums()
         kept += self.kept_registers
-        scheduler = Scheduler(self.plan, self.skipped, self.quads, self.halves, kept)
-        for stage in scheduler.stages():
+        for stage in self._grouped(kept):
             if isinstance(stage, Gemm):
                 for operand in stage.step.operands:
                     needed = self.staging or self.origin(operand).index is not None
@@ -344,6 +344,14 @@ class Block:
             whole = [x for x in self.accumulations if x.output in self.whole]
             return self._accumulated(with_outers(stages, whole, self.origins), copied)
         return stages + [copy_sweep(self.plan, value) for value in copied]
+
+    def _grouped(self, kept: int) -> list[Stage]:
+        """The steps as the scheduler groups them, which does so once for each question."""
+        question = self.quads, frozenset(self.halves), kept
+        if question not in self._groups:
+            scheduler = Scheduler(self.plan, self.skipped, self.quads, self.halves, kept)
+            self._groups[question] = scheduler.stages()
+        return [x.copy() if isinstance(x, Sweep) else x for x in self._groups[question]]
 
     def _whole_sums(self) -> set[int]:
         """The sums that every thread has whole: small ones, of fibres that threads own."""

@@ -123,6 +123,8 @@ def _choose(plan: Plan, parameters: Parameters) -> Block | Declined:
     block.halves = halves_of(block)
     # Without padding only where an element has no room otherwise.
     for tight, staging in itertools.product((False, True), (True, False)):
+        if not staging and not any(block.origin(x).index is None for x in block.staged):
+            continue  # nothing was staged that need not be
         block.staging = staging
         block.stages = block.schedule()
         if not block.quads and wants_quads(block):

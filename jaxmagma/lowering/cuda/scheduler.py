@@ -78,6 +78,10 @@ class Scheduler:
             self.todo[number] = step
             for operand in step.operands:
                 self.consumers.setdefault(operand, []).append(number)
+        # What each step is, found once: a mode product, a sum over some labels, or pointwise.
+        self.modes = {n: x for n, s in self.todo.items() if (x := as_mode(plan, s)) is not None}
+        self.summed = {n: _summed(s) for n, s in self.todo.items() if not isinstance(s, Place)}
+        self.pointwise = {n for n, x in self.summed.items() if not x and n not in self.modes}
 
     def stages(self) -> list[Stage]:
         stages: list[Stage] = []
@@ -104,7 +108,7 @@ class Scheduler:
         Of pointwise steps the smallest, for those on larger tiles may need it.
         """
         found = [n for n, s in self.todo.items() if all(self._known(x) for x in s.operands)]
-        modes = (n for n in found if as_mode(self.plan, self.todo[n]) is not None)
+        modes = (n for n in found if n in self.modes)
         return next(modes, min(found, key=lambda n: math.prod(self.todo[n].shape)))
 
     def _known(self, tile: int) -> bool:
@@ -118,14 +122,14 @@ class Scheduler:
 
     def _open(self, number: int, step: Product | Rearrange | Pointwise) -> Sweep | None:
         extents = step.extents
-        mode = as_mode(self.plan, step)
+        mode = self.modes.get(number)
         if mode is not None:
             sweep, names = self._empty(mode.tile_labels, mode.contracted, extents)
             if self.quads and _for_quads(mode, extents):
                 sweep.lanes = QUAD
             self._add_mode(sweep, number, step, mode, names)
             return sweep
-        summed = _summed(step)
+        summed = self.summed[number]
         if len(summed) > (1 if isinstance(step, Rearrange) else 0):
             return None
         best: Sweep | None = None
@@ -180,14 +184,14 @@ class Scheduler:
                 step = self.todo.get(consumer)
                 if step is None or isinstance(step, Place):
                     continue
-                mode = as_mode(self.plan, step)
+                mode = self.modes.get(consumer)
                 if mode is not None:
                     if mode.tile == tile and mode.contracted:
                         label = labels[mode.tile_labels.index(mode.contracted)]
                         if label != " ":
                             yield label
                     continue
-                if _summed(step) or consumer in seen:
+                if self.summed[consumer] or consumer in seen:
                     continue
                 seen.add(consumer)
                 own = next(x for value, x in _operands(step) if value == tile)
@@ -201,8 +205,9 @@ class Scheduler:
         while True:
             before = len(sweep.moves)
             for number, step in list(self.todo.items()):
-                mode = None if isinstance(step, Place) else as_mode(self.plan, step)
-                if mode is not None or (not isinstance(step, Place) and _summed(step)):
+                if isinstance(step, Place) or number in self.pointwise:
+                    continue
+                if all(x in sweep.tiles or self._known(x) for x in step.operands):
                     self._join(sweep, [number])
             self._join_pointwise(sweep)
             if sweep.single and len(sweep.moves) == before:
@@ -244,7 +249,7 @@ class Scheduler:
         """Lets an operation on other tiles of the same shape join a sweep of single values."""
         shape = [sweep.extents[x] for x in sweep.lines]
         for number, step in self.todo.items():
-            if isinstance(step, Place) or as_mode(self.plan, step) is not None or _summed(step):
+            if number not in self.pointwise:
                 continue
             if list(step.shape) != shape or not all(self._known(x) for x in step.operands):
                 continue
@@ -258,7 +263,7 @@ class Scheduler:
         made = sweep.tiles.keys()
         possible: dict[int, bool] = {}  # and whether it comes from the sweep
         for number, step in self.todo.items():
-            if isinstance(step, Place) or as_mode(self.plan, step) is not None or _summed(step):
+            if number not in self.pointwise:
                 continue
             known = (self._known(x) or x in made or x in possible for x in step.operands)
             if all(known):
@@ -310,8 +315,7 @@ class Scheduler:
         touching = [
             n
             for n in group
-            if any(x in sweep.tiles for x in self.todo[n].operands)
-            or as_mode(self.plan, self.todo[n]) is not None
+            if n in self.modes or any(x in sweep.tiles for x in self.todo[n].operands)
         ]
         while touching:
             before = len(sweep.moves)
@@ -336,7 +340,7 @@ class Scheduler:
                 continue
             step = self.todo[number]
             assert not isinstance(step, Place)
-            mode = as_mode(self.plan, step)
+            mode = self.modes.get(number)
             if mode is not None:
                 if not (mode.tile in sweep.tiles or self._known(mode.tile)):
                     return False
@@ -446,7 +450,7 @@ class Scheduler:
         if len(set(names.values())) < len(names):
             return False  # two labels would run along the fibre, or be the same line
         along = next((x for x in names if names[x] == ALONG), "")
-        summed = _summed(step)
+        summed = self.summed[number]
         if summed and (summed != along or not isinstance(step, Rearrange)):
             return False
         if not set(sweep.lines) <= {names[x] for x in output}:

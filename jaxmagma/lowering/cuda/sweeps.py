@@ -139,7 +139,13 @@ class Sweep:
         return self.single and len(self.moves) <= LIGHT_MOVES
 
     def copy(self) -> "Sweep":
-        return replace(self, loads=[*self.loads], moves=[*self.moves], tiles={**self.tiles})
+        return replace(
+            self,
+            loads=[*self.loads],
+            moves=[*self.moves],
+            tiles={**self.tiles},
+            outers=[*self.outers],
+        )
 
 
 @dataclass
