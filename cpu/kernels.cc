@@ -235,6 +235,14 @@ struct Machine {
       } else {
         RowPointers(rows, lane, row);
       }
+#if defined(__AVX512F__)
+      if constexpr (std::is_same_v<T, double>) {
+        if (s.count >= W && !AreLines(row)) {
+          StoreLines(row, from, plane, s.count);
+          continue;
+        }
+      }
+#endif
       ForPieces<kStoredPiece<T>, kPlanes>(0, s.count, [&](auto piece, int64_t column) {
         constexpr int C = piece;
         Lanes<T> x[C];
