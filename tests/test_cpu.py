@@ -256,6 +256,22 @@ def test_large_results_have_the_same_bits(spec: str, n: int, dtype: str) -> None
     assert abs(np.asarray(got, np.complex128) - want).max() < 64 * n * np.finfo(dtype).eps
 
 
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+@pytest.mark.parametrize("elements", [8, 21])
+def test_rows_of_every_length(elements: int, dtype: str) -> None:
+    """Rows begin and end anywhere in a line of the cache."""
+    rng = np.random.default_rng(elements)
+    for length in range(1, 42):
+        # Two bases, for one alone is multiplied where it lies.
+        operands = [
+            rng.integers(-9, 9, shape).astype(dtype)
+            for shape in ((length, 3), (1, 2), (elements, 3, 2))
+        ]
+        program, arguments = einsum_program("xa,yb,eab->exy", "e", operands)
+        (got,) = call(program, *arguments)
+        np.testing.assert_array_equal(got, np.einsum("xa,yb,eab->exy", *operands))
+
+
 def test_several_large_results() -> None:
     """The first is on its way past the caches when the second comes, of other and odd size."""
     rng = np.random.default_rng(0)
