@@ -305,7 +305,7 @@ def _families(run: Run) -> dict[str, list[Result]]:
 def _range(values: Sequence[float], form: str) -> str:
     if not values:
         return ""
-    low, high = format(min(values), form), format(max(values), form)
+    low, high = (f"{float(format(x, form)):g}" for x in (min(values), max(values)))
     return low if low == high else f"{low}–{high}"
 
 
