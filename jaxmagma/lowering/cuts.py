@@ -14,7 +14,7 @@ import functools
 import heapq
 import itertools
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,6 +81,22 @@ class Cut:
     written: frozenset[int]
 
 
+class Weights:
+    """The sum of what the values of a set weigh, a byte of the set at a time."""
+
+    def __init__(self, weights: Sequence[int]) -> None:
+        self.tables: list[list[int]] = []
+        for first in range(0, len(weights), 8):
+            table = [0]
+            for weight in weights[first : first + 8]:
+                table += [weight + x for x in table]
+            self.tables.append(table)
+
+    def __call__(self, values: int) -> int:
+        places = values.to_bytes(len(self.tables), "little")
+        return sum(map(list.__getitem__, self.tables, places))
+
+
 class Row:
     """The values that some targets need, in an order in which they can be computed.
 
@@ -112,9 +128,11 @@ class Row:
         self.place = {value: n for n, value in enumerate(self.order)}
         self.readers = self._readers()
         self._inputs = self.set_of(x for x in self.order if x < self.first)
+        self._with_all_axes = self.set_of(x for x in self.order if self.whole[x])
         self._tiles = self.set_of(self._held())
-        self._flops = {x: flops for x in self.order if (flops := self._flops_of(x))}
-        self._multiplied = self.set_of(self._flops)
+        self.flops = Weights([self._flops_of(x) for x in self.order])
+        # What is read of values that do not depend on all batch axes is little.
+        self.read_size = Weights([self.sizes[x] * self.whole[x] for x in self.order])
 
     def operation(self, value: int) -> Operation | None:
         return None if value < self.first else self.program.operations[value - self.first]
@@ -190,12 +208,8 @@ class Row:
         """What a part computes."""
         return part & ~self._inputs & ~self.set_of(known)
 
-    def flops(self, made: int) -> int:
-        """Operations of the contractions of a part that computes these values."""
-        return sum(map(self._flops.__getitem__, self.values(made & self._multiplied)))
-
     def room(self, made: int) -> int:
-        """About how many values of an element a kernel of such a part holds at once."""
+        """About how many values of an element a kernel holds at once that computes such a set."""
         alive: list[tuple[int, int]] = []
         now = most = 0
         for value in self.values(made & self._tiles):
@@ -216,11 +230,11 @@ class Row:
         """When a value is made: contractions one by one, pointwise functions between them."""
         return 2 * self.after[value] + (value not in self._contracted)
 
-    def has_all_axes(self, values: Collection[int]) -> bool:
+    def has_all_axes(self, values: int) -> bool:
         """Whether values have all batch axes together, as the operands of a program must."""
-        if any(map(self.whole.__getitem__, values)):
+        if values & self._with_all_axes:
             return True
-        axes = (self.program.batch[x] for x in values)
+        axes = (self.program.batch[x] for x in self.values(values))
         return len(frozenset[int]().union(*axes)) == self.program.batch_rank
 
     def set_of(self, values: Iterable[int]) -> int:

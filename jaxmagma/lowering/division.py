@@ -214,7 +214,7 @@ class _Lane:
             self._needed[known] = self.row.needed(known)
         return self._needed[known]
 
-    def shortest(self, room: float, steps: float, other: _Route | None) -> _Route | None:
+    def shortest(self, room: float, steps: float, other: _Route | None = None) -> _Route | None:
         """The parts from one end to the other that take the least and have no more than this.
 
         None if there are none, or none that take less than another route.
@@ -266,11 +266,13 @@ class _Lane:
         needed = self.needed(known)
         part = functools.reduce(int.__or__, (needed[x] for x in wanted))
         makes = row.made(part, known)
-        read = row.values(part & ~makes)
+        read = part & ~makes
         if not row.has_all_axes(read):
             return None
-        moved = [*(x for x in read if row.whole[x]), *(wanted - targets), *(targets & row.kept)]
-        nbytes = sum(row.sizes[x] for x in moved) * row.program.dtype.itemsize
+        stored = [*(wanted - targets), *(targets & row.kept)]
+        moved = row.read_size(read) + sum(row.sizes[x] for x in stored)
+        nbytes = moved * row.program.dtype.itemsize
         price = nbytes + row.flops(makes) * _BYTES_OF_FLOP + self.kernel
-        ordered = (tuple(sorted(x)) for x in (targets, wanted - targets, known & set(read)))
+        reused = known and known.intersection(row.values(read))
+        ordered = (tuple(sorted(x)) for x in (targets, wanted - targets, reused))
         return _Stage(row, Piece(*ordered), makes, price)

@@ -223,7 +223,7 @@ def _evaluate_pointwise(step: Pointwise, operands: list[np.ndarray]) -> np.ndarr
     aligned = []
     for array, labels in zip(operands, step.labels, strict=True):
         order = [labels.index(x) for x in step.output_labels if x in labels]
-        missing = [n for n, x in enumerate(step.output_labels) if x not in labels]
+        missing = tuple(n for n, x in enumerate(step.output_labels) if x not in labels)
         aligned.append(np.expand_dims(np.transpose(array, order), missing))
     with jax.ensure_compile_time_eval():
         made = np.asarray(functions.evaluate(step.function, *map(jnp.asarray, aligned)))

@@ -249,7 +249,7 @@ class Scheduler:
         """Lets an operation on other tiles of the same shape join a sweep of single values."""
         shape = [sweep.extents[x] for x in sweep.lines]
         for number, step in self.todo.items():
-            if number not in self.pointwise:
+            if isinstance(step, Place) or number not in self.pointwise:
                 continue
             if list(step.shape) != shape or not all(self._known(x) for x in step.operands):
                 continue
