@@ -225,7 +225,7 @@ struct Machine {
   }
 
   // Rows of sums over elements stay in the type of the arithmetic.
-  template <bool kNarrow>
+  template <bool kNarrow, bool kPastCaches = false>
   [[gnu::noinline]] static void StoreRows(const Step& s, const T* from, Rows rows, T* staged,
                                           int64_t plane) {
     for (int64_t lane = 0; lane < plane; lane += W, from += W) {
@@ -237,8 +237,8 @@ struct Machine {
       }
 #if defined(__AVX512F__)
       if constexpr (std::is_same_v<T, double>) {
-        if (s.count >= W && !AreLines(row)) {
-          StoreLines(row, from, plane, s.count);
+        if (s.count >= W && (kPastCaches || !AreLines(row))) {
+          StoreLines<kPastCaches>(row, from, plane, s.count);
           continue;
         }
       }
@@ -278,6 +278,9 @@ struct Machine {
     late = CopyEnds(first, to, plane * s.count);
   }
 
+  // Whether a vector is a line of the cache, and rows are stored by lines.
+  static constexpr bool kStoresLines = kVectorBytes == kCacheLine && std::is_same_v<T, double>;
+
   static void StoreOutput(const Step& s, const T* from, const Block& block, int64_t plane) {
     const Rows& rows = block.outputs[s.array];
     T* sum = static_cast<T*>(block.sums[s.array]);
@@ -285,7 +288,9 @@ struct Machine {
     if (rows.offsets && sum) {
       StoreRows<false>(s, from, rows, staged, plane);
     } else if (rows.offsets) {
-      if (!kConverts && block.stream && InOneRun(s, rows, plane)) {
+      if (kStoresLines && block.stream && s.count >= block.straight) {
+        StoreRows<kConverts, kStoresLines>(s, from, rows, staged, plane);
+      } else if (!kConverts && block.stream && InOneRun(s, rows, plane)) {
         StageRows(s, from, rows, staged, plane, *block.late);
       } else {
         StoreRows<kConverts>(s, from, rows, staged, plane);

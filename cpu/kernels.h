@@ -118,8 +118,9 @@ struct Block {
   const Rows* inputs;
   const Rows* outputs;
   void* const* sums;
-  bool stream;  // results go past the caches
-  Lines* late;  // those that are still staged; the next block sends them
+  bool stream;       // results go past the caches
+  int64_t straight;  // rows of so many reals do so from registers, shorter ones are staged
+  Lines* late;       // those that are still staged; the next block sends them
   const Range* ahead;
   int64_t ahead_count;
   int64_t ahead_lines;  // in all ranges together

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 namespace jaxmagma {
@@ -20,6 +21,9 @@ constexpr int64_t kLastCacheBytes = 32 << 20;
 // The operands of two blocks this large and what is computed of them push each other out of the
 // second cache.
 constexpr double kHeldBytes = 256 << 10;
+// Rows of so many reals go past the caches from registers, where a core goes on meanwhile. Shorter
+// ones, with parts of lines at both ends, and those of other processors leave by way of a buffer.
+constexpr int64_t kLongRow = 256;
 // What is asked for comes this much later, as a part of the time for a block.
 constexpr double kLeadTime = 0.1;
 // The smallest pages there are.
@@ -32,6 +36,13 @@ double Nanoseconds(const Plan& plan) {
   for (const Output& output : plan.outputs) values += output.size;
   return static_cast<double>(plan.flops * plan.planes() * plan.planes()) / 20 +
          static_cast<double>(values * plan.value_bytes()) / 10;
+}
+
+int64_t StraightRow() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_is("intel")) return kLongRow;
+#endif
+  return std::numeric_limits<int64_t>::max();
 }
 
 template <typename T>
@@ -311,6 +322,7 @@ class Pass::Worker {
     block.outputs = outputs;
     block.sums = lane_sums_.data();
     block.stream = pass_.stream_;
+    block.straight = straight_;
     block.late = &late_;
     if (pass_.read_ahead_) {
       AskForPages(next_.reads);
@@ -401,6 +413,7 @@ class Pass::Worker {
   BlockRows now_, next_;
   std::vector<Range> ahead_;
   Lines late_{};
+  const int64_t straight_ = StraightRow();
 };
 
 void Pass::Run(Helpers& helpers) {

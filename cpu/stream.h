@@ -1,4 +1,5 @@
-// Results written past the caches: memory is not read for lines that are overwritten as a whole.
+// Results written by whole lines of the cache, or past the caches: memory is not read for lines
+// that are overwritten as a whole.
 //
 // Included by kernels.cc only, once per instruction set.
 #pragma once
@@ -53,6 +54,77 @@ inline void FinishStreams(Lines& late) {
 JAXMAGMA_INLINE bool IsLine(const void* p) {
   return reinterpret_cast<uintptr_t>(p) % kCacheLine == 0;
 }
+
+#if defined(__AVX512F__)
+// Whether as many rows as there are lanes begin with a line of the cache.
+inline bool AreLines(const double* const* rows) {
+  uintptr_t bits = 0;
+  for (int j = 0; j < kLanes<double>; ++j) bits |= reinterpret_cast<uintptr_t>(rows[j]);
+  return bits % kVectorBytes == 0;
+}
+
+// All of `count` columns, at least as many as there are lanes, of as many rows; column c is at
+// `from + c * plane`.
+//
+// A store across two lines of the cache takes as long as several. Rows that do not begin with a
+// line, those of tiles with odd sizes, get whole lines but for their ends: what a block of columns
+// leaves of a line goes together with the next block.
+template <bool kPastCaches>
+inline void StoreLines(double* const* rows, const double* from, int64_t plane, int64_t count) {
+  constexpr int N = kLanes<double>;
+  using Places = Vector<int64_t, N>;
+  constexpr Places kEach{0, 1, 2, 3, 4, 5, 6, 7};
+  int64_t first[N];  // the column with which the next line begins
+  Lanes<double> before[N], now[N];
+  const auto load = [&](int64_t column) {
+#pragma GCC unroll 16
+    for (int c = 0; c < N; ++c) {
+      now[c] = column + c < count ? LoadLanes(from + (column + c) * plane) : Lanes<double>{};
+    }
+    Transpose<double, N, N>(now);
+  };
+  const auto line = [&](int j) {
+    const Places places = kEach + first[j];
+    const auto both = _mm512_permutex2var_pd(before[j], reinterpret_cast<__m512i>(places), now[j]);
+    return reinterpret_cast<Lanes<double>>(both);
+  };
+  const auto store_some = [](double* to, int64_t values, Lanes<double> x) {
+    const int all = values >= N ? 255 : 0;
+    const int some = values > 0 ? (1 << (values & (N - 1))) - 1 : 0;
+    _mm512_mask_storeu_pd(to, static_cast<__mmask8>(all | some), x);
+  };
+  load(0);
+#pragma GCC unroll 16
+  for (int j = 0; j < N; ++j) {
+    first[j] = -reinterpret_cast<uintptr_t>(rows[j]) / sizeof(double) % N;
+    store_some(rows[j], first[j], now[j]);
+    before[j] = now[j];
+  }
+  int64_t column = N;
+  for (; column + N <= count; column += N) {
+    load(column);
+#pragma GCC unroll 16
+    for (int j = 0; j < N; ++j) {
+      double* const to = rows[j] + first[j] + column - N;
+      if constexpr (kPastCaches) {
+        StreamLanes(to, line(j));
+      } else {
+        StoreLanes(to, line(j));
+      }
+      before[j] = now[j];
+    }
+  }
+  load(column);
+#pragma GCC unroll 16
+  for (int j = 0; j < N; ++j) {
+    double* const to = rows[j] + first[j] + column - N;
+    const int64_t left = count - (first[j] + column - N);
+    store_some(to, left, line(j));
+    before[j] = now[j];
+    store_some(to + N, left - N, line(j));
+  }
+}
+#endif
 
 // Where to put what goes to `to`, in a buffer of whole lines: lines of the one are lines of the
 // other.

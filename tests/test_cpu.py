@@ -222,6 +222,7 @@ def test_gemm_in_every_transposition(spec: str, elements: int, dtype: str) -> No
         ("eij,ejk->eik", 5),
         ("eij,ejk->eik", 16),
         ("xa,yb,eab->exy", 7),
+        ("xa,yb,eab->exy", 19),
         ("feij,jk->efik", 3),
         ("feij,efjk->efik", 16),
     ],
