@@ -224,6 +224,9 @@ struct Machine {
     run(s, rows, scratch, plane, between);
   }
 
+  // Whether a vector is a line of the cache, and rows are stored by lines.
+  static constexpr bool kStoresLines = kVectorBytes == kCacheLine && std::is_same_v<T, double>;
+
   // Rows of sums over elements stay in the type of the arithmetic.
   template <bool kNarrow, bool kPastCaches = false>
   [[gnu::noinline]] static void StoreRows(const Step& s, const T* from, Rows rows, T* staged,
@@ -236,7 +239,7 @@ struct Machine {
         RowPointers(rows, lane, row);
       }
 #if defined(__AVX512F__)
-      if constexpr (std::is_same_v<T, double>) {
+      if constexpr (kStoresLines) {
         if (s.count >= W && (kPastCaches || !AreLines(row))) {
           StoreLines<kPastCaches>(row, from, plane, s.count);
           continue;
@@ -277,9 +280,6 @@ struct Machine {
     StoreRows<false>(s, from, stage, staged, plane);
     late = CopyEnds(first, to, plane * s.count);
   }
-
-  // Whether a vector is a line of the cache, and rows are stored by lines.
-  static constexpr bool kStoresLines = kVectorBytes == kCacheLine && std::is_same_v<T, double>;
 
   static void StoreOutput(const Step& s, const T* from, const Block& block, int64_t plane) {
     const Rows& rows = block.outputs[s.array];

@@ -21,8 +21,8 @@ constexpr int64_t kLastCacheBytes = 32 << 20;
 // The operands of two blocks this large and what is computed of them push each other out of the
 // second cache.
 constexpr double kHeldBytes = 256 << 10;
-// Rows of so many reals go past the caches from registers, where a core goes on meanwhile. Shorter
-// ones, with parts of lines at both ends, and those of other processors leave by way of a buffer.
+// Rows of so many reals go past the caches from registers, where that is known to be faster.
+// Shorter ones, with parts of lines at both ends, leave by way of a buffer.
 constexpr int64_t kLongRow = 256;
 // What is asked for comes this much later, as a part of the time for a block.
 constexpr double kLeadTime = 0.1;
@@ -322,7 +322,7 @@ class Pass::Worker {
     block.outputs = outputs;
     block.sums = lane_sums_.data();
     block.stream = pass_.stream_;
-    block.straight = straight_;
+    block.straight = StraightRow();
     block.late = &late_;
     if (pass_.read_ahead_) {
       AskForPages(next_.reads);
@@ -413,7 +413,6 @@ class Pass::Worker {
   BlockRows now_, next_;
   std::vector<Range> ahead_;
   Lines late_{};
-  const int64_t straight_ = StraightRow();
 };
 
 void Pass::Run(Helpers& helpers) {

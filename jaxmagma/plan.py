@@ -682,8 +682,7 @@ class _Planner:
         if len(terms) == 1:
             return (0, 0), []
         best: tuple[tuple[int, int], list[tuple[int, int]]] | None = None
-        labels = (labels for _, labels in operation.terms)
-        widest = _widest(labels, operation.output, operation.extents)
+        widest = _widest((x for _, x in operation.terms), operation.output, operation.extents)
         every = list(itertools.permutations(range(len(terms)), 2))
         # As a rule those that share labels, of which one differs from element to element.
         likely = [

@@ -97,8 +97,8 @@ def _checksum(text: str) -> str:
 def _encoded(made: Kernel | Declined) -> dict[str, Any]:
     if isinstance(made, Kernel):
         return _encoded_kernel(made)
-    excess = None if made.excess is None else [made.excess.of, made.excess.times]
-    return {"reason": made.reason, "excess": excess}
+    assert made.excess is not None
+    return {"reason": made.reason, "excess": [made.excess.of, made.excess.times]}
 
 
 def _decoded(found: dict[str, Any]) -> Kernel | Declined:
