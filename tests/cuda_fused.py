@@ -81,6 +81,27 @@ def diffusion(
     )
 
 
+def collocated_diffusion(p: int, dtype: Any = "float64") -> ElementProgram:
+    """The same with the points at the nodes: derivatives along one axis each."""
+    _, g = bases(p, dtype)
+    g = g[:-1]
+    along, back = (
+        [f"xa,{y}->{z}" for y, z in x]
+        for x in (
+            (("ajk", "xjk"), ("iak", "ixk"), ("ija", "ijx")),
+            (("xjk", "ajk"), ("ixk", "iak"), ("ijx", "ija")),
+        )
+    )
+
+    def element(u: Any, d: Any) -> Any:
+        du = [jnp.einsum(spec, g, u) for spec in along]
+        places = [[0, 1, 2], [1, 3, 4], [2, 4, 5]]
+        flux = [sum(d[n] * x for n, x in zip(row, du, strict=True)) for row in places]
+        return sum(jnp.einsum(spec, g, w) for spec, w in zip(back, flux, strict=True))
+
+    return program_of(element, (p + 1,) * 3, (6, p + 1, p + 1, p + 1), dtype=dtype)
+
+
 def hyperelastic(p: int, dtype: Any = "float64") -> ElementProgram:
     """The gradient of a compressible neo-Hookean energy by the displacement of an element."""
     b, g = bases(p, dtype)

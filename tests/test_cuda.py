@@ -333,6 +333,12 @@ def test_diffusion(p: int, symmetric: bool) -> None:
     check_fused(cuda_fused.diffusion(p, symmetric), 101)
 
 
+@pytest.mark.parametrize("options", [{}, {"in_place": True}, {"quads": True}, {"quads": False}])
+@pytest.mark.parametrize("p", [1, 2, 4, 7, 9, 12])
+def test_diffusion_with_points_at_the_nodes(p: int, options: dict[str, Any]) -> None:
+    check_fused(cuda_fused.collocated_diffusion(p), 101, parameters=Parameters(**options))
+
+
 @pytest.mark.parametrize("p", [5, 8, 11, 15])
 def test_diffusion_with_tables_of_finite_elements(p: int) -> None:
     program = cuda_fused.diffusion(p, tables=cuda_fused.lagrange_tables)

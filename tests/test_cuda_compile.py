@@ -6,6 +6,7 @@ JAXMAGMA_REQUIRE_NVRTC=1 makes a missing compiler an error.
 
 import importlib
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -196,6 +197,12 @@ def test_diffusion_stays_in_registers(
 
 
 @pytest.mark.nvrtc
+@pytest.mark.parametrize("p", [*range(1, 9), 12])
+def test_collocated_diffusion_stays_in_registers(p: int, x64: None) -> None:
+    check_registers(lowered(cuda_fused.collocated_diffusion(p)))
+
+
+@pytest.mark.nvrtc
 @pytest.mark.parametrize("p", [*range(4, 9), 12])
 def test_symmetric_diffusion_stays_in_registers(p: int, x64: None) -> None:
     program = cuda_fused.diffusion(p, tables=cuda_fused.lagrange_tables)
@@ -203,6 +210,19 @@ def test_symmetric_diffusion_stays_in_registers(p: int, x64: None) -> None:
 
 
 # ---- Source ----------------------------------------------------------------------------------
+
+
+def test_one_derivative_waits_for_the_others(x64: None) -> None:
+    """The one along the slowest axis is made where they meet, and never in shared memory."""
+    program = cuda_fused.collocated_diffusion(3)
+    for in_place, rooms in ((False, 5), (True, 3)):
+        kernel = lowered(program, quads=False, in_place=in_place)
+        assert kernel.description.startswith("4 sweeps")
+        first, second, _, last = kernel.source.split("  sync<kThreads>();")
+        assert first.count("gemm<") == 2 and second.count("gemm<") == 2
+        assert last.count("put(out0") == 1
+        places = re.findall(r"return shared \+ (\d+)", kernel.source)
+        assert len(places) == 6 and len(set(places)) == rooms
 
 
 def test_source_holds_no_values() -> None:
@@ -619,6 +639,8 @@ FUSED: dict[str, Any] = {
     "diffusion": lambda: cuda_fused.diffusion(2),
     "diffusion, all of D": lambda: cuda_fused.diffusion(1, symmetric=False),
     "diffusion, float32": lambda: cuda_fused.diffusion(2, dtype="float32"),
+    "diffusion with points at the nodes": lambda: cuda_fused.collocated_diffusion(3),
+    "the same, complex": lambda: cuda_fused.collocated_diffusion(2, "complex64"),
     "energy gradient": lambda: cuda_fused.hyperelastic(1),
     "algebra at points": lambda: cuda_fused.pointwise_algebra(3),
     "movement": cuda_fused.moving,

@@ -82,6 +82,7 @@ class Scheduler:
         self.modes = {n: x for n, s in self.todo.items() if (x := as_mode(plan, s)) is not None}
         self.summed = {n: _summed(s) for n, s in self.todo.items() if not isinstance(s, Place)}
         self.pointwise = {n for n, x in self.summed.items() if not x and n not in self.modes}
+        self.trying = False  # what would happen
 
     def stages(self) -> list[Stage]:
         stages: list[Stage] = []
@@ -108,8 +109,10 @@ class Scheduler:
         Of pointwise steps the smallest, for those on larger tiles may need it.
         """
         found = [n for n, s in self.todo.items() if all(self._known(x) for x in s.operands)]
-        modes = (n for n in found if n in self.modes)
-        return next(modes, min(found, key=lambda n: math.prod(self.todo[n].shape)))
+        modes = [n for n in found if n in self.modes]
+        if modes:
+            return next((n for n in modes if not self._waits(n)), modes[0])
+        return min(found, key=lambda n: math.prod(self.todo[n].shape))
 
     def _known(self, tile: int) -> bool:
         """Whether a tile can be read from memory."""
@@ -117,6 +120,60 @@ class Scheduler:
             at = self.origins[tile]
             return at.tile in self.ready and (at.index is None or at.index in self.ready)
         return tile in self.ready
+
+    # ---- Waiting ---------------------------------------------------------------------------------
+
+    def _waits(self, number: int, coming: Collection[int] = ()) -> bool:
+        """Whether a mode product is left for the sweep that needs it: when the others are there.
+
+        Derivatives along several axes of a tile meet at its points. One of them is made where they
+        meet, on the same fibres, and need not go through shared memory. It is the one along the
+        slowest axis: that sweep touches memory in rows.  Tiles that are ``coming`` are made in the
+        sweep that would have it now.
+        """
+        if self.trying or number not in self.modes:
+            return False
+        group = self._meeting(number)
+        needed = {x for n in group for x in self.todo[n].operands if x not in group}
+        others = {x for x in needed if x != number and (x in self.todo or x in coming)}
+        if not others or not all(self._may_come_first(x, number) for x in others):
+            return False
+        todo, ready = dict(self.todo), set(self.ready)
+        self.todo = {n: step for n, step in todo.items() if n not in others}
+        self.ready |= others
+        self.trying = True
+        step = self.todo.pop(number)
+        assert not isinstance(step, Place)
+        sweep = self._open(number, step)
+        assert sweep is not None
+        self._fill(sweep)
+        self.todo, self.ready, self.trying = todo, ready, False
+        return group <= sweep.tiles.keys()
+
+    def _meeting(self, number: int) -> set[int]:
+        """The pointwise steps that a tile leads to, and those that they need; none if others do."""
+        group: set[int] = set()
+        waiting = list(self.consumers.get(number, []))
+        if not set(waiting) <= self.pointwise:
+            return group
+        while waiting:
+            step = waiting.pop()
+            if step in group or step not in self.pointwise or step not in self.todo:
+                continue
+            group.add(step)
+            waiting += [*self.todo[step].operands, *self.consumers.get(step, [])]
+        return group
+
+    def _may_come_first(self, other: int, number: int) -> bool:
+        """Whether a step is a product along a faster axis than this one, and done or ready."""
+        if other not in self.modes:
+            return False
+        if other in self.todo and not all(self._known(x) for x in self.todo[other].operands):
+            return False
+        own, its = self.modes[number], self.modes[other]
+        if not own.contracted or not its.contracted:
+            return False
+        return own.tile_labels.index(own.contracted) < its.tile_labels.index(its.contracted)
 
     # ---- Opening a sweep -------------------------------------------------------------------------
 
@@ -207,7 +264,10 @@ class Scheduler:
             for number, step in list(self.todo.items()):
                 if isinstance(step, Place) or number in self.pointwise:
                     continue
-                if all(x in sweep.tiles or self._known(x) for x in step.operands):
+                if not all(x in sweep.tiles or self._known(x) for x in step.operands):
+                    continue
+                here = any(x in sweep.tiles for x in step.operands)
+                if here or not self._waits(number, sweep.tiles):
                     self._join(sweep, [number])
             self._join_pointwise(sweep)
             if sweep.single and len(sweep.moves) == before:

@@ -25,6 +25,7 @@ from jaxmagma.lowering.cuda.sweeps import (
     Stage,
     Sweep,
     Value,
+    grouped,
 )
 from jaxmagma.plan import Plan, Rearrange
 
@@ -126,12 +127,19 @@ def _replaced(uses: Uses, tile: int, candidates: Iterable[int]) -> tuple[int, li
         if any(x != value and uses.shown(x.tile) == before for x in stage.loads):
             continue
         users = [n for n, move in enumerate(stage.moves) if value in move.operands]
-        # By then its fibres must be in registers, to stay there: only products take them whole, and
-        # of single values all are kept.
+        # By then its values must be in registers, to stay there: products take whole fibres, single
+        # values are all kept, and so are those of a point until the next one.
         kept = stage.single or all(stage.moves[n].matrix is not None for n in users)
+        kept = kept or _at_one_point(stage, [*users, when])
         if users and users[0] <= when and kept:
             return before, [value.labels.index(x) for x in made.labels]
     return None
+
+
+def _at_one_point(sweep: Sweep, moves: list[int]) -> bool:
+    """Whether these operations are done together, at one point of the fibre after the other."""
+    together = next(x for x in grouped(sweep.moves) if sweep.moves[moves[0]] in x)
+    return together[0].pointwise and all(sweep.moves[n] in together for n in moves)
 
 
 def _on_same_lines(value: Value, made: Value) -> bool:
