@@ -329,6 +329,19 @@ def test_the_search_climbs() -> None:
     assert found.size == CLIMB.size
 
 
+def test_changes_that_pay_together_are_found() -> None:
+    def together(x: Mapping[str, Any]) -> float:
+        changed = {"threads": 256, "slices": 2}
+        found = sum(x.get(name) == value for name, value in changed.items())
+        return {0: 1.0, 1: 1.05, 2: 0.9}[found] + 0.03 * (len(x) - found)
+
+    found = search(Pretended(mass(3), together), CLIMB)
+    assert dict(found.winner.parameters or ()) == {"threads": 256, "slices": 2}
+    # One that costs more by itself is no part of a pair.
+    dear = search(Pretended(mass(3), lambda x: together(x) * (1 + 0.3 * (len(x) == 1))), CLIMB)
+    assert dear.winner == MODEL
+
+
 def test_tuning_twice_gives_the_same_choice() -> None:
     winners = {
         search(Pretended(mass(3), landscape, noise=0.01, seed=seed), CLIMB).winner

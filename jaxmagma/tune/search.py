@@ -2,16 +2,18 @@
 
 The search climbs. From the best point so far it looks at all that differ in one dimension, removes
 what a rule removes, races the rest against each other and goes on from the winner, until none of
-the neighbours is faster or time is up. What did best on the way runs a last race with what the
-model chooses.
+the neighbours is faster. Then it tries two changes at a time, of those that alone cost little: what
+makes room is of no use before something fills it. It ends where none of these is faster either, or
+when time is up. What did best on the way runs a last race with what the model chooses.
 """
 
 import concurrent.futures
+import itertools
 import os
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -28,6 +30,11 @@ from jaxmagma.tune.space import Point, Space
 # Who runs the last race, beside the model's choice; and the part of the time kept for it.
 FINALISTS = 4
 LAST_RACE = 0.2
+
+# Of changes that alone cost no more than this part of the best time pairs may gain; so many pairs
+# are tried.
+COSTS_LITTLE = 0.2
+PAIRS = 64
 
 SEARCHING = Effort(least=3, most=6)
 DECIDING = Effort(least=7, most=15, beaten=(0.5, 0.3, 0.2, 0.1, 0.1, 0.1, 0.07))
@@ -130,31 +137,59 @@ class Search:
 
     def _climb(self) -> None:
         climbed = {self.base}
-        while self._left() > LAST_RACE * self.seconds:
-            self._visit(p for p in self.space.neighbours(self.base) if p not in self.choices)
-            around = [self.base, *self.space.neighbours(self.base)]
-            points: dict[Choice, Point] = {}
-            for point in around:
-                choice = self.choices.get(point)
-                if choice in self.timers:
-                    points.setdefault(choice, point)
-            here = self.choices[self.base]
-            # What lost clearly in an earlier race need not run again.
-            best = min(map(statistics.median, self.times.values()), default=0.0)
-            running = {
-                x: self.timers[x]
-                for x in points
-                if x == here or x not in self.times or min(self.times[x]) < 1.1 * best
-            }
-            if len(running) < 2:
-                return
-            favourite = here if here in running else next(iter(running))
-            seconds = self._race(running, SEARCHING, favourite)
-            best_choice = pick(seconds, favourite)
-            if points[best_choice] in climbed:
-                return
-            self.base = points[best_choice]
+        while self._moved(list(self.space.neighbours(self.base)), climbed) or self._moved(
+            self._pairs(), climbed
+        ):
             climbed.add(self.base)
+
+    def _moved(self, around: Sequence[Point], climbed: Set[Point]) -> bool:
+        """Whether one of these points is faster than the best so far; it is the best then."""
+        if self._left() <= LAST_RACE * self.seconds:
+            return False
+        self._visit(p for p in around if p not in self.choices)
+        points: dict[Choice, Point] = {}
+        for point in (self.base, *around):
+            choice = self.choices.get(point)
+            if choice in self.timers:
+                points.setdefault(choice, point)
+        here = self.choices[self.base]
+        # What lost clearly in an earlier race need not run again.
+        best = min(map(statistics.median, self.times.values()), default=0.0)
+        running = {
+            x: self.timers[x]
+            for x in points
+            if x == here or x not in self.times or min(self.times[x]) < 1.1 * best
+        }
+        if len(running) < 2:
+            return False
+        favourite = here if here in running else next(iter(running))
+        seconds = self._race(running, SEARCHING, favourite)
+        winner = points[pick(seconds, favourite)]
+        if winner in climbed:
+            return False
+        self.base = winner
+        return True
+
+    def _pairs(self) -> list[Point]:
+        """Points that differ from the best by two changes that alone cost little, those first."""
+        here = self.choices[self.base]
+        if here not in self.times:
+            return []
+        most = (1 + COSTS_LITTLE) * statistics.median(self.times[here])
+        found: dict[Choice, tuple[float, Point]] = {}
+        for point in self.space.neighbours(self.base):
+            choice = self.choices.get(point)
+            if choice is not None and choice in self.times and choice != here:
+                found.setdefault(choice, (statistics.median(self.times[choice]), point))
+        little = sorted(x for x in found.values() if x[0] <= most)
+        pairs: dict[Point, float] = {}
+        for (one, first), (other, second) in itertools.combinations(little, 2):
+            both = tuple(
+                y if x == base else x for x, y, base in zip(first, second, self.base, strict=True)
+            )
+            if both not in (first, second):
+                pairs.setdefault(both, one + other)
+        return sorted(pairs, key=lambda x: pairs[x])[:PAIRS]
 
     def _decide(self) -> Choice:
         """The last race."""

@@ -117,7 +117,7 @@ CUDA = Space(
         one("ahead", None, True, False),
         one("hold", None, True, False),
         one("prefetch", True, False),
-        one("padding", None, 0, 5, 15),
+        one("padding", None, 0, 5, 15, 2),
         one("even_odd", None, False),
     )
 )
