@@ -15,9 +15,18 @@ from jaxmagma.functions import FUNCTIONS
 from jaxmagma.program import Constant, ElementProgram, Input, Output
 
 
-def program_of(fn: Callable[..., Any], *shapes: tuple[int, ...], dtype: Any) -> ElementProgram:
-    """The one program of ``jm.fuse(fn)``, of elements with arguments of these shapes."""
-    arguments = [jax.ShapeDtypeStruct((3, *shape), dtype) for shape in shapes]
+def program_of(
+    fn: Callable[..., Any], *shapes: tuple[int, ...], dtype: Any, shared: Sequence[int] = ()
+) -> ElementProgram:
+    """The one program of ``jm.fuse(fn)``, of elements with arguments of these shapes.
+
+    All elements have the arguments in common whose numbers are ``shared``.
+    """
+    axes = tuple(None if n in shared else 0 for n in range(len(shapes)))
+    arguments = [
+        jax.ShapeDtypeStruct(shape if axis is None else (3, *shape), dtype)
+        for axis, shape in zip(axes, shapes, strict=True)
+    ]
     found: list[ElementProgram] = []
 
     def search(jaxpr: Any) -> None:
@@ -28,7 +37,7 @@ def program_of(fn: Callable[..., Any], *shapes: tuple[int, ...], dtype: Any) -> 
                 elif hasattr(value, "jaxpr"):
                     search(value.jaxpr)
 
-    search(jax.make_jaxpr(jm.fuse(fn))(*arguments).jaxpr)
+    search(jax.make_jaxpr(jm.fuse(fn, in_axes=axes))(*arguments).jaxpr)
     (program,) = found
     return program
 
@@ -81,10 +90,9 @@ def diffusion(
     )
 
 
-def collocated_diffusion(p: int, dtype: Any = "float64") -> ElementProgram:
+def collocated_diffusion(p: int, dtype: Any = "float64", constant: bool = True) -> ElementProgram:
     """The same with the points at the nodes: derivatives along one axis each."""
-    _, g = bases(p, dtype)
-    g = g[:-1]
+    table = bases(p, dtype)[1][:-1]
     along, back = (
         [f"xa,{y}->{z}" for y, z in x]
         for x in (
@@ -93,13 +101,15 @@ def collocated_diffusion(p: int, dtype: Any = "float64") -> ElementProgram:
         )
     )
 
-    def element(u: Any, d: Any) -> Any:
+    def element(u: Any, d: Any, g: Any = table) -> Any:
         du = [jnp.einsum(spec, g, u) for spec in along]
         places = [[0, 1, 2], [1, 3, 4], [2, 4, 5]]
         flux = [sum(d[n] * x for n, x in zip(row, du, strict=True)) for row in places]
         return sum(jnp.einsum(spec, g, w) for spec, w in zip(back, flux, strict=True))
 
-    return program_of(element, (p + 1,) * 3, (6, p + 1, p + 1, p + 1), dtype=dtype)
+    n = p + 1
+    shapes = ((n, n, n), (6, n, n, n), (n, n))
+    return program_of(element, *shapes[: 2 if constant else 3], dtype=dtype, shared=[2])
 
 
 def hyperelastic(p: int, dtype: Any = "float64") -> ElementProgram:

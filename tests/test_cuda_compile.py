@@ -668,6 +668,19 @@ def test_numbers_of_fused_functions(
 
 
 @pytest.mark.parametrize("quads", [False, True])
+def test_numbers_of_the_gradient_of_a_collocated_operator(
+    quads: bool, emulated: Path, x64: None
+) -> None:
+    """Sums over elements read tiles that others take the place of."""
+    program = gradient(cuda_fused.collocated_diffusion(2, constant=False))
+    arrays = arguments(program, (7,))
+    for whole in (False, True):
+        kernel = lowered(program, (7,), in_place=True, quads=quads, whole_sums=whole)
+        got = cuda_emulator.run(kernel, program, arrays, emulated)
+        cuda_fused.assert_same(program, arrays, got)
+
+
+@pytest.mark.parametrize("quads", [False, True])
 @pytest.mark.parametrize("components", [1, 3])
 def test_numbers_of_gathered_vectors(
     components: int, quads: bool, emulated: Path, x64: None

@@ -130,16 +130,20 @@ def _replaced(uses: Uses, tile: int, candidates: Iterable[int]) -> tuple[int, li
         # By then its values must be in registers, to stay there: products take whole fibres, single
         # values are all kept, and so are those of a point until the next one.
         kept = stage.single or all(stage.moves[n].matrix is not None for n in users)
-        kept = kept or _at_one_point(stage, [*users, when])
+        if not kept and users:
+            kept = _at_one_point(stage, value, [*users, when])
         if users and users[0] <= when and kept:
             return before, [value.labels.index(x) for x in made.labels]
     return None
 
 
-def _at_one_point(sweep: Sweep, moves: list[int]) -> bool:
-    """Whether these operations are done together, at one point of the fibre after the other."""
+def _at_one_point(sweep: Sweep, value: Value, moves: list[int]) -> bool:
+    """Whether a value is used at one point of the fibre after the other, by these operations alone,
+    which are done together.
+    """
     together = next(x for x in grouped(sweep.moves) if sweep.moves[moves[0]] in x)
-    return together[0].pointwise and all(sweep.moves[n] in together for n in moves)
+    alone = not any(value in outer.operands for outer in sweep.outers)
+    return alone and together[0].pointwise and all(sweep.moves[n] in together for n in moves)
 
 
 def _on_same_lines(value: Value, made: Value) -> bool:
