@@ -15,6 +15,10 @@ from jaxmagma.functions import FUNCTIONS
 from jaxmagma.program import Constant, ElementProgram, Input, Output
 
 
+# Which of six components of a symmetric matrix each entry is.
+SYMMETRIC = ((0, 1, 2), (1, 3, 4), (2, 4, 5))
+
+
 def program_of(
     fn: Callable[..., Any], *shapes: tuple[int, ...], dtype: Any, shared: Sequence[int] = ()
 ) -> ElementProgram:
@@ -73,12 +77,11 @@ def diffusion(
 ) -> ElementProgram:
     """``grad^T (D grad u)``, with 6 or 9 components of D at every point."""
     b, g = tables(p, dtype)
-    places = [[0, 1, 2], [1, 3, 4], [2, 4, 5]]
 
     def element(u: Any, d: Any) -> Any:
         du = _gradient(b, g, u)
         rows = [
-            [d[..., places[i][j]] if symmetric else d[..., i, j] for j in range(3)]
+            [d[..., SYMMETRIC[i][j]] if symmetric else d[..., i, j] for j in range(3)]
             for i in range(3)
         ]
         flux = [sum(x * y for x, y in zip(row, du, strict=True)) for row in rows]
@@ -93,18 +96,12 @@ def diffusion(
 def collocated_diffusion(p: int, dtype: Any = "float64", constant: bool = True) -> ElementProgram:
     """The same with the points at the nodes: derivatives along one axis each."""
     table = bases(p, dtype)[1][:-1]
-    along, back = (
-        [f"xa,{y}->{z}" for y, z in x]
-        for x in (
-            (("ajk", "xjk"), ("iak", "ixk"), ("ija", "ijx")),
-            (("xjk", "ajk"), ("ixk", "iak"), ("ijx", "ija")),
-        )
-    )
+    along = ("xa,ajk->xjk", "xa,iak->ixk", "xa,ija->ijx")
+    back = ("xa,xjk->ajk", "xa,ixk->iak", "xa,ijx->ija")
 
     def element(u: Any, d: Any, g: Any = table) -> Any:
         du = [jnp.einsum(spec, g, u) for spec in along]
-        places = [[0, 1, 2], [1, 3, 4], [2, 4, 5]]
-        flux = [sum(d[n] * x for n, x in zip(row, du, strict=True)) for row in places]
+        flux = [sum(d[n] * x for n, x in zip(row, du, strict=True)) for row in SYMMETRIC]
         return sum(jnp.einsum(spec, g, w) for spec, w in zip(back, flux, strict=True))
 
     n = p + 1

@@ -10,6 +10,7 @@ memory to a sweep of single values: one thread for each point, everything in reg
 what a program of pointwise operations alone becomes, however many they are.
 """
 
+import copy
 import heapq
 import math
 from collections.abc import Collection, Iterable, Iterator
@@ -82,7 +83,7 @@ class Scheduler:
         self.modes = {n: x for n, s in self.todo.items() if (x := as_mode(plan, s)) is not None}
         self.summed = {n: _summed(s) for n, s in self.todo.items() if not isinstance(s, Place)}
         self.pointwise = {n for n, x in self.summed.items() if not x and n not in self.modes}
-        self.trying = False  # what would happen
+        self.trying = False  # for who asks whether to wait: then nobody waits
 
     def stages(self) -> list[Stage]:
         stages: list[Stage] = []
@@ -111,7 +112,8 @@ class Scheduler:
         found = [n for n, s in self.todo.items() if all(self._known(x) for x in s.operands)]
         modes = [n for n in found if n in self.modes]
         if modes:
-            return next((n for n in modes if not self._waits(n)), modes[0])
+            # The one along the fastest axis waits for nobody.
+            return next(n for n in modes if not self._waits(n))
         return min(found, key=lambda n: math.prod(self.todo[n].shape))
 
     def _known(self, tile: int) -> bool:
@@ -128,7 +130,7 @@ class Scheduler:
 
         Derivatives along several axes of a tile meet at its points. One of them is made where they
         meet, on the same fibres, and need not go through shared memory. It is the one along the
-        slowest axis: that sweep touches memory in rows.  Tiles that are ``coming`` are made in the
+        slowest axis: that sweep touches memory in rows. Tiles that are ``coming`` are made in the
         sweep that would have it now.
         """
         if self.trying or number not in self.modes:
@@ -138,20 +140,26 @@ class Scheduler:
         others = {x for x in needed if x != number and (x in self.todo or x in coming)}
         if not others or not all(self._may_come_first(x, number) for x in others):
             return False
-        todo, ready = dict(self.todo), set(self.ready)
-        self.todo = {n: step for n, step in todo.items() if n not in others}
-        self.ready |= others
-        self.trying = True
-        step = self.todo.pop(number)
+        trial = self._trial()
+        trial.trying = True
+        trial.ready |= others
+        for other in others & trial.todo.keys():
+            del trial.todo[other]
+        step = trial.todo.pop(number)
         assert not isinstance(step, Place)
-        sweep = self._open(number, step)
+        sweep = trial._open(number, step)
         assert sweep is not None
-        self._fill(sweep)
-        self.todo, self.ready, self.trying = todo, ready, False
+        trial._fill(sweep)
         return group <= sweep.tiles.keys()
 
+    def _trial(self) -> "Scheduler":
+        """The same, whose steps are still to be done here."""
+        trial = copy.copy(self)
+        trial.todo, trial.ready = dict(self.todo), set(self.ready)
+        return trial
+
     def _meeting(self, number: int) -> set[int]:
-        """The pointwise steps that a tile leads to, and those that they need; none if others do."""
+        """The pointwise steps that a tile leads to, and those they need; none if others take it."""
         group: set[int] = set()
         waiting = list(self.consumers.get(number, []))
         if not set(waiting) <= self.pointwise:
@@ -202,10 +210,8 @@ class Scheduler:
 
     def _reaches_mode(self, sweep: Sweep) -> bool:
         """Whether a mode product joins the sweep, if it is filled."""
-        todo = dict(self.todo)
         trial = sweep.copy()
-        self._fill(trial)
-        self.todo = todo
+        self._trial()._fill(trial)
         if len(trial.loads) > MOST_LOADS:
             return False
         return any(move.matrix is not None for move in trial.moves)

@@ -127,12 +127,12 @@ def _replaced(uses: Uses, tile: int, candidates: Iterable[int]) -> tuple[int, li
         if any(x != value and uses.shown(x.tile) == before for x in stage.loads):
             continue
         users = [n for n, move in enumerate(stage.moves) if value in move.operands]
+        if not users or users[0] > when:
+            continue
         # By then its values must be in registers, to stay there: products take whole fibres, single
         # values are all kept, and so are those of a point until the next one.
-        kept = stage.single or all(stage.moves[n].matrix is not None for n in users)
-        if not kept and users:
-            kept = _at_one_point(stage, value, [*users, when])
-        if users and users[0] <= when and kept:
+        whole = stage.single or all(stage.moves[n].matrix is not None for n in users)
+        if whole or _at_one_point(stage, value, [*users, when]):
             return before, [value.labels.index(x) for x in made.labels]
     return None
 
