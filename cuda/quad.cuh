@@ -311,21 +311,39 @@ __device__ __forceinline__ auto split_gemm(const MirroredQuad<W>& quad,
 
 // ---- Threads ---------------------------------------------------------------------------------
 
+// The line that a quad of an octet has, of those that the octets of a block have: neighbouring
+// quads have lines side by side, or SPREAD apart. Two octets have sixteen of them together.
+template <int SPREAD>
+__device__ __forceinline__ int line_of(int octet, int quad) {
+  static_assert(SPREAD == 1 || SPREAD == 2 || SPREAD == 4, "four quads are served at a time");
+  if constexpr (SPREAD == 4) return octet / 2 * 16 + quad % 4 * 4 + quad / 4 + octet % 2 * 2;
+  if constexpr (SPREAD == 2) return octet * 8 + quad % 4 * 2 + quad / 4;
+  return octet * 8 + quad;
+}
+
+// The octets that have any of so many lines: the second of a pair may begin with line 2.
+template <int SPREAD>
+__device__ constexpr int octets_of(int count) {
+  if (SPREAD == 4) return count / 16 * 2 + (count % 16 > 2 ? 2 : count % 16 > 0);
+  return (count + 7) / 8;
+}
+
 // Calls body(quad, i, j, ...) for every line of EXTENTS, W at a time, spread over the quads of
 // THREADS threads. All lanes of a warp make each call together.
-template <int THREADS, int W, int... EXTENTS, class Body>
+template <int THREADS, int W, int SPREAD, int... EXTENTS, class Body>
 __device__ __forceinline__ void quads(int thread, const Body& body) {
   static_assert(THREADS % 32 == 0, "warps are whole");
-  constexpr int count = Lines<EXTENTS...>::count, of_warp = 8 * W;
+  constexpr int count = Lines<EXTENTS...>::count, octets = octets_of<SPREAD>(count);
+  constexpr bool whole = count % 8 == 0 && octets % W == 0 && (SPREAD < 4 || count % 16 == 0);
 #pragma unroll 1
-  for (int first = thread / 32 * of_warp; first < count; first += THREADS / 32 * of_warp) {
+  for (int octet = thread / 32 * W; octet < octets; octet += THREADS / 32 * W) {
     Quad<W> quad = {thread % 4};
     Pack<unsigned, W> line;
 #pragma unroll
     for (int w = 0; w < W; ++w) {
-      const int own = first + 8 * w + thread % 32 / 4;
-      quad.has[w] = count % of_warp == 0 || own < count;
-      line.value[w] = quad.has[w] ? own : first;
+      const int own = line_of<SPREAD>(octet + w, thread % 32 / 4);
+      quad.has[w] = whole || own < count;
+      line.value[w] = quad.has[w] ? own : line_of<SPREAD>(octet, 0);
     }
     Lines<EXTENTS...>::visit(line, body, quad);
   }

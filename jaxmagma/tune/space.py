@@ -118,6 +118,7 @@ CUDA = Space(
         one("hold", None, True, False),
         one("prefetch", True, False),
         one("padding", None, 0, 5, 15, 2),
+        one("spread", None, 1),
         one("even_odd", None, False),
     )
 )

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxmagma.lowering.cuda import spreads
+
 
 BYTES_AT_A_TIME = 128
 
@@ -21,11 +23,13 @@ BYTES_AT_A_TIME = 128
 class Access:
     """How a stage goes through a tile: its line labels, the slowest first.
 
-    Each has an extent and the axis of the tile it walks, -1 if the tile has no such axis.
+    Each has an extent and the axis of the tile it walks, -1 if the tile has no such axis. Of quads,
+    whose lanes come last, neighbours have lines that are ``spread`` apart.
     """
 
     lines: tuple[tuple[int, int], ...]
     threads: int
+    spread: int = 1
 
 
 @dataclass(frozen=True)
@@ -46,30 +50,60 @@ def row_major(shape: tuple[int, ...], padding: tuple[int, ...] | None = None) ->
     return Layout(tuple(reversed(strides)), size)
 
 
-@functools.lru_cache(maxsize=4096)
-def choose(
-    shape: tuple[int, ...],
-    itemsize: int,
-    elements: int,
-    accesses: tuple[Access, ...],
-    inner_padding: bool,
-    most: int,
-    price: float,
-) -> Layout:
-    """The layout with the fewest conflicts and, among equals, the smallest.
+@dataclass(frozen=True)
+class Candidates:
+    """The layouts that a tile may have.
 
     After a step on an axis ``most`` values may be left unused; inside a tile only if
-    ``inner_padding``. A value of an element costs ``price`` conflicts: little, where there is room
-    for many elements.
+    ``inner_padding``.
     """
-    banks = max(1, BYTES_AT_A_TIME // itemsize)
-    paddings = _paddings(len(shape), banks, inner_padding, elements > 1, most)
-    strides = _strides(shape, np.array(paddings))
+
+    shape: tuple[int, ...]
+    itemsize: int
+    elements: int
+    inner_padding: bool
+    most: int
+
+    @property
+    def paddings(self) -> list[tuple[int, ...]]:
+        return _paddings(
+            len(self.shape), self.banks, self.inner_padding, self.elements > 1, self.most
+        )
+
+    @property
+    def banks(self) -> int:
+        return max(1, BYTES_AT_A_TIME // self.itemsize)
+
+
+@functools.lru_cache(maxsize=4096)
+def choose(
+    candidates: Candidates, accesses: tuple[Access, ...], price: float
+) -> tuple[Layout, float]:
+    """The layout with the fewest conflicts and, among equals, the smallest; and what it costs.
+
+    A value of an element costs ``price`` conflicts: little, where there is room for many elements.
+    """
     # A conflict costs a cycle each time; memory costs occupancy only now and then.
-    cost = price * strides[:, 0]
+    cost = price * _strides(candidates)[:, 0]
     for access in accesses:
-        cost += _conflicts(strides @ _coordinates(access, len(shape), elements).T, banks)
-    return row_major(shape, paddings[int(np.argmin(cost))])
+        cost = cost + conflicts(candidates, access)
+    best = int(np.argmin(cost))
+    return row_major(candidates.shape, candidates.paddings[best]), float(cost[best])
+
+
+@functools.lru_cache(maxsize=4096)
+def conflicts(candidates: Candidates, access: Access) -> np.ndarray:
+    """Those that a stage meets in each layout."""
+    where = _coordinates(access, len(candidates.shape), candidates.elements)
+    return _conflicts(_strides(candidates) @ where.T, candidates.banks)
+
+
+@functools.lru_cache(maxsize=4096)
+def conflicts_at(access: Access, strides: tuple[int, ...], element: int, itemsize: int) -> int:
+    """Those that a stage meets in a tile of such strides."""
+    where = _coordinates(access, len(strides), 1)
+    addresses = np.array([[element, *strides, 0.0]]) @ where.T
+    return int(_conflicts(addresses, max(1, BYTES_AT_A_TIME // itemsize))[0])
 
 
 def _paddings(
@@ -90,11 +124,13 @@ def _paddings(
     ]
 
 
-def _strides(shape: tuple[int, ...], paddings: np.ndarray) -> np.ndarray:
+@functools.lru_cache(maxsize=1024)
+def _strides(candidates: Candidates) -> np.ndarray:
     """(layouts, 1 + rank + 1): those of ``row_major`` for each padding, of elements and axes.
 
     They are floating-point numbers, whose products NumPy does much sooner than those of integers.
     """
+    shape, paddings = candidates.shape, np.array(candidates.paddings)
     strides = np.zeros((len(paddings), 1 + len(shape) + 1))
     size = np.ones(len(paddings))
     for axis in reversed(range(len(shape))):
@@ -108,12 +144,27 @@ def _coordinates(access: Access, rank: int, elements: int) -> np.ndarray:
     """(threads, 1 + rank + 1): element and axis coordinates of the line of each thread."""
     count = min(elements * math.prod(x[0] for x in access.lines), access.threads)
     line = np.arange(count)
+    if access.spread > 1:
+        line = _spread(access, elements)
+        count = len(line)
     where = np.zeros((count, 1 + rank + 1))
     for extent, axis in reversed(access.lines):
         where[:, 1 + axis if axis >= 0 else -1] = line % extent
         line = line // extent
     where[:, 0] = line
     return where
+
+
+def _spread(access: Access, elements: int) -> np.ndarray:
+    """The number each lane would have if quads had lines side by side; or that of another line."""
+    *lines, (lanes, _) = access.lines
+    count = elements * math.prod(extent for extent, _ in lines)
+    whole = -(-count // spreads.GROUP) * spreads.GROUP
+    thread = np.arange(min(whole * lanes, access.threads))
+    line = spreads.line(thread // lanes, access.spread)
+    return (
+        np.where(line < count, line, line // spreads.GROUP * spreads.GROUP) * lanes + thread % lanes
+    )
 
 
 def _conflicts(addresses: np.ndarray, banks: int) -> np.ndarray:

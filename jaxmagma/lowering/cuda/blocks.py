@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from jaxmagma.lowering.cuda import banks
+from jaxmagma.lowering.cuda import banks, spreads
 from jaxmagma.lowering.cuda.accumulations import (
     SHARED_REGISTERS,
     WHOLE_REGISTERS,
@@ -444,7 +444,30 @@ class Block:
         viewed = {x.tile for x in self.origins.values() if x.index is None}
         plain = sums | viewed | assembled | self.brought.keys()
         before = {*fetched, *self.brought}
-        return Uses(self.plan, self.stages, maker, readers, self.origins, plain, before, self.ahead)
+        return Uses(
+            self.plan,
+            self.stages,
+            maker,
+            readers,
+            self.origins,
+            plain,
+            before,
+            self.ahead,
+            {tile: [at.strides for _, at in places] for tile, places in self.written.items()},
+        )
+
+    def possible_spreads(self) -> dict[int, tuple[int, ...]]:
+        """Of each sweep of quads, by its position: which lines neighbours may have."""
+        most = self.parameters.spread
+        return {
+            position: tuple(
+                x
+                for x in spreads.possible(self.elements * stage.count, self.fibres(stage))
+                if most is None or x <= most
+            )
+            for position, stage in enumerate(self.stages)
+            if isinstance(stage, Sweep) and stage.lanes > 1
+        }
 
     @property
     def ahead(self) -> bool:

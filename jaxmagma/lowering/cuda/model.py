@@ -391,23 +391,33 @@ def place_tiles(block: Block, tight: bool) -> None:
     in_place = block.quads if block.parameters.in_place is None else block.parameters.in_place
     block.shared = shared_of(block, in_place, tight)
     if block.parameters.in_place is None and not has_room(block):
-        block.shared = shared_of(block, True, tight)
+        in_place = True
+        block.shared = shared_of(block, in_place, tight)
+    if block.ahead and block.fetched and not block.alone and not has_room(block):
+        # Where more groups have room so, what comes ahead comes late.
+        early, most = block.shared, resident(block)
+        block.shared = shared_of(block, in_place, tight, late=True)
+        if resident(block) == most:
+            block.shared = early
     # What warps have of a sum meets there.
     block.shared.values = max([block.shared.values, *map(block.sum_size, block.accumulated)])
 
 
-def shared_of(block: Block, in_place: bool, tight: bool) -> Shared:
+def shared_of(block: Block, in_place: bool, tight: bool, late: bool = False) -> Shared:
     """The places of tiles, for the threads and elements of the block."""
     padding = block.parameters.padding
     if padding is None:
         padding = 0 if tight else WIDE if block.quads else NARROW
-    shared = Shared(block.uses, block.threads, block.elements, padding)
+    possible = block.possible_spreads()
+    shared = Shared(block.uses, block.threads, block.elements, padding, possible, late)
     return shared.place(rooms_of(block.uses, in_place))
 
 
 def wants_more_threads(block: Block) -> bool:
     """Whether quads have room for few groups, and registers for more threads."""
-    if not block.quads or block.parameters.threads is not None or block.threads < QUAD_THREADS:
+    if not block.quads or block.parameters.threads is not None:
+        return False
+    if not QUAD_THREADS <= block.threads <= MAX_THREADS // 2:
         return False
     sweeps = [x for x in block.stages if isinstance(x, Sweep) and x.lanes > 1]
     light = all(live_registers(block.plan, x, block.halves) <= QUAD_REGISTERS for x in sweeps)

@@ -9,7 +9,7 @@ SHARED_BYTES = 99 << 10
 MOST_SHARED_BYTES = {"sm_90": 227 << 10, "sm_100": 227 << 10, "sm_103": 227 << 10}
 LEAST_SHARED_BYTES = 163 << 10
 # Shared memory of a multiprocessor, and what the system takes of it for each block.
-MULTIPROCESSOR_BYTES = 227 << 10
+MULTIPROCESSOR_BYTES = 228 << 10
 RESERVED_BYTES = 1 << 10
 MULTIPROCESSOR_REGISTERS = 1 << 16
 CONSTANT_BYTES = 64 << 10
@@ -34,6 +34,7 @@ class Parameters:
     fetch: int | None = None  # operands of quads that the copy engine brings to shared memory
     ahead: bool | None = None  # while there is work on the elements before
     padding: int | None = None  # at most, of axes in shared memory, against bank conflicts
+    spread: int | None = None  # at most, of the lines that neighbouring quads have
     in_place: bool | None = None  # tiles take the place of those that they are made from
     shared_bytes: int = SHARED_BYTES  # most shared memory for one block
     # Of matrices that are symmetric about their centre, even and odd halves are multiplied.
@@ -42,7 +43,7 @@ class Parameters:
     whole_sums: bool | None = None  # every thread has such a sum of products of its own fibres
 
     def __post_init__(self) -> None:
-        for name in ("threads", "elements", "groups", "slices", "fibres"):
+        for name in ("threads", "elements", "groups", "slices", "fibres", "spread"):
             given = getattr(self, name)
             if given is not None and given < 1:
                 raise ValueError(f"{name}={given} is none at all")

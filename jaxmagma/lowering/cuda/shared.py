@@ -8,12 +8,12 @@ was: nobody else reads or writes there.  Tiles that take each other's place shar
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jaxmagma.lowering.cuda import banks
+from jaxmagma.lowering.cuda import banks, spreads
 from jaxmagma.lowering.cuda.accumulations import PIECE
-from jaxmagma.lowering.cuda.banks import Access, Layout
+from jaxmagma.lowering.cuda.banks import Access, Candidates, Layout
 from jaxmagma.lowering.cuda.gemms import blocking_of
 from jaxmagma.lowering.cuda.origins import Origin
 from jaxmagma.lowering.cuda.sweeps import (
@@ -43,7 +43,8 @@ class Uses:
     ``origins`` are of tiles whose values are part of others; ``plain`` tiles are read value by
     value in the order of memory, so that their axes have no padding.  Tiles that are ``fetched``
     are copied as they are in memory, BEFORE the first stage; or, if ``ahead``, those of the next
-    elements as soon as these have been read, so that their room is nobody else's.
+    elements as soon as these have been read, so that their room is nobody else's.  ``written`` says
+    with which strides tiles go to outputs, from the sweeps that make them.
     """
 
     plan: Plan
@@ -54,6 +55,7 @@ class Uses:
     plain: set[int]
     fetched: set[int]
     ahead: bool
+    written: dict[int, list[tuple[int, ...]]]
 
     @property
     def tiles(self) -> set[int]:
@@ -151,24 +153,44 @@ def _on_same_lines(value: Value, made: Value) -> bool:
     return distinct and sorted(value.labels) == sorted(made.labels)
 
 
+def _lines(sweep: Sweep, value: Value) -> tuple[tuple[int, int], ...]:
+    """The lines of a sweep and which axes of a value they walk; of quads their lanes, too."""
+    lines = tuple((sweep.extents[x], value.labels.find(x)) for x in sweep.lines)
+    return (*lines, (sweep.lanes, value.labels.find(ALONG))) if sweep.lanes > 1 else lines
+
+
 class Shared:
     """The layout and the place of every tile, for a group of threads."""
 
-    def __init__(self, uses: Uses, threads: int, elements: int, padding: int) -> None:
+    def __init__(
+        self,
+        uses: Uses,
+        threads: int,
+        elements: int,
+        padding: int,
+        possible: Mapping[int, Sequence[int]],
+        late: bool = False,
+    ) -> None:
         self.uses = uses
         self.threads = threads
         self.elements = elements
         self.padding = padding  # the most after each step on an axis
+        self.possible = possible  # of the sweeps of quads, by their positions, the spreads
+        self.spreads: dict[int, int] = {}
+        # What comes ahead does so before the last stage, to where tiles were that it does not need.
+        self.late = late
         self.itemsize = uses.plan.program.dtype.itemsize
         # Tiles that wait for those they are multiplied with leave room for few elements.
-        self.crowded = any(isinstance(x, Accumulation) for x in uses.stages)
+        self.crowded = bool(possible) or any(isinstance(x, Accumulation) for x in uses.stages)
         self.layouts: dict[int, Layout] = {}
         self.offsets: dict[int, int] = {}
         self.values = 0  # of all elements of a group
 
     def place(self, rooms: Iterable[Room]) -> "Shared":
         """Finds room for the tiles: beside all others that are there at the same time."""
-        given = [(room, self._layout(room)) for room in rooms]
+        rooms = list(rooms)
+        self.spreads = spreads.choose(self.possible, lambda x: self._cost(rooms, x))
+        given = [(room, self._layout(room, self.spreads)[0]) for room in rooms]
         # Large ones leave gaps that others fit in; which order of the others is best depends.
         largest_first = sorted(given, key=lambda x: -x[1].element)
         places = min(map(self._places, (given, largest_first)), key=lambda x: x[0])
@@ -183,49 +205,98 @@ class Shared:
         self, rooms: Sequence[tuple[Room, Layout]]
     ) -> tuple[int, list[tuple[tuple[Room, Layout], int]]]:
         """How many values rooms take one after the other, each where it fits first; and where."""
-        placed: list[tuple[int, int, int, int]] = []  # first stage, last stage, begin, end
+        placed: list[tuple[set[int], int, int]] = []  # the stages, begin and end
         found = []
         for room, layout in rooms:
-            first = min(self.uses.maker[tile] for tile in room.axes)
-            last = max(max(self.uses.readers[tile]) for tile in room.axes)
-            if self.uses.ahead and self.uses.fetched & room.axes.keys():
-                last = len(self.uses.stages)
+            alive = self._alive(room)
             whole = max(1, 16 // self.itemsize)
             size = -(-layout.element * self.elements // whole) * whole
             begin = 0
-            for other_begin, end in sorted(
-                (b, e) for f, until, b, e in placed if f <= last and first <= until
-            ):
+            for other_begin, end in sorted((b, e) for stages, b, e in placed if stages & alive):
                 if begin + size <= other_begin:
                     break
                 begin = max(begin, end)
-            placed.append((first, last, begin, begin + size))
+            placed.append((alive, begin, begin + size))
             found.append(((room, layout), begin))
         return max((end for *_, end in placed), default=0), found
 
-    def _layout(self, room: Room) -> Layout:
-        if self.uses.fetched & room.axes.keys():
-            # The copy engine takes pairs of values: a tile begins in either half of the first.
-            size = math.prod(room.shape)
-            return banks.row_major(room.shape, (2 - size % 2, *(0,) * (len(room.shape) - 1)))
-        if not self.padding:
-            return banks.row_major(room.shape)
+    def _alive(self, room: Room) -> set[int]:
+        """The stages during which its tiles are there."""
+        first = min(self.uses.maker[tile] for tile in room.axes)
+        last = max(max(self.uses.readers[tile]) for tile in room.axes)
+        end = len(self.uses.stages)
+        if not (self.uses.ahead and self.uses.fetched & room.axes.keys()):
+            return set(range(first, last + 1))
+        again = end - 1 if self.late else last
+        return {*range(first, last + 1), *range(again, end + 1)}
+
+    def _cost(self, rooms: Iterable[Room], chosen: Mapping[int, int]) -> float:
+        """Cycles beyond the least that the chosen spreads mean for sweeps of quads."""
+        tiles = sum(self._layout(room, chosen)[1] for room in rooms)
+        return tiles + sum(self._elsewhere(n, spread) for n, spread in chosen.items())
+
+    def _layout(self, room: Room, chosen: Mapping[int, int]) -> tuple[Layout, float]:
+        """The layout of a room, and what accesses to it cost."""
         accesses = [
             replace(x, lines=tuple((n, axes[at] if at >= 0 else -1) for n, at in x.lines))
             for tile, axes in room.axes.items()
-            for x in self._accesses(tile)
+            for x in self._accesses(tile, chosen)
         ]
-        return banks.choose(
+        if self.uses.fetched & room.axes.keys():
+            # The copy engine takes pairs of values: a tile begins in either half of the first.
+            size = math.prod(room.shape)
+            rest = (0,) * (len(room.shape) - 1)
+            layout = banks.row_major(room.shape, (2 - size % 2, *rest))
+            met = (
+                banks.conflicts_at(x, layout.strides, layout.element, self.itemsize)
+                for x in accesses
+            )
+            return layout, float(sum(met))
+        if not self.padding:
+            return banks.row_major(room.shape), 0.0
+        candidates = Candidates(
             room.shape,
             self.itemsize,
             self.elements,
-            tuple(dict.fromkeys(accesses)),
             not self.uses.plain & room.axes.keys(),
             self.padding,
-            DEAR if self.crowded else CHEAP,
         )
+        price = DEAR if self.crowded else CHEAP
+        return banks.choose(candidates, tuple(dict.fromkeys(accesses)), price)
 
-    def _accesses(self, tile: int) -> Iterable[Access]:
+    def _elsewhere(self, position: int, spread: int) -> float:
+        """What a sweep meets in global memory, and in parts of tiles in shared memory."""
+        sweep = self.uses.stages[position]
+        assert isinstance(sweep, Sweep)
+        warps = min(sweep.lanes * sweep.count * self.elements, self.threads) / 32
+        cost = 0.0
+        for value in sweep.loads:
+            if self.uses.from_shared(value.tile, position):
+                continue
+            origin = self.uses.origins.get(value.tile, Origin(value.tile))
+            view = origin.view.strides if origin.view else self._plain(value.tile)
+            if origin.index is None and self.uses.from_shared(origin.tile, position):
+                access = Access(_lines(sweep, value), self.threads, spread)
+                cost += banks.conflicts_at(access, view, 0, self.itemsize)
+            else:
+                cost += warps * self._pieces(sweep, value, view, False, spread)
+        for tile, value in sweep.tiles.items():
+            for strides in self.uses.written.get(tile, ()):
+                cost += warps * self._pieces(sweep, value, strides, True, spread)
+        return cost
+
+    def _plain(self, tile: int) -> tuple[int, ...]:
+        return banks.row_major(self.uses.plan.tiles[tile].shape).strides
+
+    def _pieces(
+        self, sweep: Sweep, value: Value, strides: tuple[int, ...], stores: bool, spread: int
+    ) -> float:
+        """Pieces of global memory, for each warp."""
+        step = {x: strides[n] for n, x in enumerate(value.labels)}
+        lines = tuple((sweep.extents[x], step.get(x, 0)) for x in sweep.lines)
+        return spreads.pieces(lines, step.get(ALONG, 0), self.itemsize, stores, spread) / 2
+
+    def _accesses(self, tile: int, chosen: Mapping[int, int]) -> Iterable[Access]:
         for position in (self.uses.maker[tile], *self.uses.readers[tile]):
             if position in (BEFORE, len(self.uses.stages)):
                 continue
@@ -240,10 +311,7 @@ class Shared:
                 if made is not None and position == self.uses.maker[tile]:
                     values.append(made)
                 for value in values:
-                    lines = tuple((stage.extents[x], value.labels.find(x)) for x in stage.lines)
-                    if stage.lanes > 1:
-                        lines = (*lines, (stage.lanes, value.labels.find(ALONG)))
-                    yield Access(lines, self.threads)
+                    yield Access(_lines(stage, value), self.threads, chosen.get(position, 1))
                 continue
             if isinstance(stage, Accumulation):
                 # Lanes have rows or columns, and next to each other the terms of one.
@@ -270,6 +338,15 @@ class Shared:
         else:
             pairs = [(step.left, step.left_labels), (step.right, step.right_labels)]
         return [x for n, x in [*pairs, (stage.number, step.output_labels)] if n == tile]
+
+    def last_reader(self, tile: int) -> int:
+        """The last stage that reads what is where a tile is, or will be."""
+        readers = self.uses.readers.items()
+        return max(
+            max(stages)
+            for other, stages in readers
+            if other == tile or self.overlap({tile}, {other})
+        )
 
     def overlap(self, some: set[int], others: set[int]) -> bool:
         """Whether tiles overlap in shared memory."""

@@ -93,7 +93,7 @@ class _Barriers:
     def print(self, position: int) -> None:
         """What has been read before ``position`` may be replaced by what comes next."""
         self.text("sync<kThreads>();")
-        gone = [x for x in self.waiting if max(self.block.uses.readers[x]) < position]
+        gone = [x for x in self.waiting if self.block.shared.last_reader(x) < position]
         fetched = [x for x in gone if x not in self.tiles.brought]
         if fetched:
             self.tiles.print_fetches(fetched, f"first + {self.tiles.step}")

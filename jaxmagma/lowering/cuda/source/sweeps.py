@@ -20,6 +20,8 @@ def print_sweep(text: Text, matrices: Matrices, places: Places, sweep: Sweep) ->
         type_ = f"const Pack<int, {fibres}>&"
         parameters.append(f"const {registers.type_of_owner}& {registers.owner.rstrip(', ')}")
         sizes.insert(1, fibres)
+        if registers.quad:
+            sizes.insert(2, block.shared.spreads[places.position])
     parameters += [f"{type_} {x}" for x in ("e", *sweep.lines)]
     shape = shape_of((block.elements, *extents))
     with text.function(f"{verb}<{listed(sizes)}>(thread", parameters, shape):

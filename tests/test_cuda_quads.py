@@ -1,0 +1,140 @@
+"""Which lines neighbouring quads have, and what that means for tiles in shared memory."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxmagma.lowering.cuda import spreads
+from jaxmagma.lowering.cuda.banks import Access, Candidates, choose, conflicts_at
+from jaxmagma.program import ElementProgram
+from tests import cuda_emulator, cuda_fused
+from tests.cuda_programs import arguments, chain, contraction, gradient, mass
+from tests.test_cuda_compile import emulate, lowered
+
+
+@pytest.fixture(autouse=True)
+def x64() -> Any:
+    with jax.enable_x64(True):
+        yield
+
+
+def emulate_fused(program: ElementProgram, elements: int, emulated: Path, **options: Any) -> None:
+    kernel = lowered(program, (elements,), **options)
+    arrays = arguments(program, (elements,))
+    cuda_fused.assert_same(program, arrays, cuda_emulator.run(kernel, program, arrays, emulated))
+
+
+def spreads_of(source: str) -> set[int]:
+    return {int(x) for x in re.findall(r"quads<kThreads, \d+, (\d+), ", source)}
+
+
+# ---- Lines -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spread", spreads.SPREADS)
+def test_every_line_has_one_quad(spread: int) -> None:
+    lines = spreads.line(np.arange(48), spread)
+    assert sorted(lines) == list(range(48))
+    # Those of four quads that are served together are so far apart.
+    assert (np.diff(lines.reshape(-1, 4)) == spread).all()
+    # Two octets have sixteen lines together.
+    assert (np.sort(lines.reshape(3, 16)) == np.arange(48).reshape(3, 16)).all()
+
+
+def test_no_octet_is_taken_more() -> None:
+    assert spreads.possible(16, 1) == spreads.possible(25, 1) == spreads.SPREADS
+    assert spreads.possible(17, 1) == spreads.possible(24, 1) == (1, 2)
+    assert spreads.possible(17, 2) == spreads.SPREADS
+
+
+def test_global_memory_likes_lines_side_by_side() -> None:
+    rows, columns = ((16, 1),), ((16, 20),)
+    for stores in (False, True):
+        side_by_side, apart = (spreads.pieces(rows, 400, 8, stores, x) for x in (1, 4))
+        assert side_by_side < apart or not stores
+        # Fibres that are rows are apart anyway.
+        assert len({spreads.pieces(columns, 1, 8, stores, x) for x in spreads.SPREADS}) == 1
+
+
+# ---- Tiles -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [9, 11, 13, 15, 17, 31])
+def test_fibres_of_odd_stride_need_no_padding(size: int) -> None:
+    along = (4, 1)  # lanes of a quad, along the middle axis
+    for spread, met in ((1, True), (4, False)):
+        access = Access(((1, 0), (16, 2), along), 64, spread)
+        assert bool(conflicts_at(access, (size * size, size, 1), size**3, 8)) == met
+    candidates = Candidates((size, size, size), 8, 1, True, 15)
+    access = Access(((1, 0), (size, 2), along), 64, 4)
+    layout, _ = choose(candidates, (access,), price=0.03)
+    assert layout.strides == (size * size, size, 1)
+
+
+@pytest.mark.parametrize("p", [11, 13, 15])
+def test_tiles_of_high_order_are_hardly_padded(p: int) -> None:
+    kernel = lowered(cuda_fused.diffusion(p), quads=True)
+    assert 4 in spreads_of(kernel.source)
+    # At most a value after each row and another after each plane make strides odd.
+    tile = (p + 1) * ((p + 2) * (p + 3) + 1)
+    assert kernel.attributes["shared_bytes"] <= 3 * 8 * (tile + 2)
+
+
+@pytest.mark.parametrize("most", spreads.SPREADS)
+def test_spreads_are_limited(most: int) -> None:
+    found = [
+        spreads_of(lowered(cuda_fused.diffusion(p), quads=True, spread=most).source)
+        for p in (11, 12)
+    ]
+    assert max(set().union(*found)) == most
+
+
+def test_blocks_are_no_larger_than_allowed() -> None:
+    assert lowered(mass(12), quads=True, elements=3).attributes["threads"] <= 1024
+
+
+# ---- Numbers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fibres", [1, 2, 3])
+@pytest.mark.parametrize("size", [12, 15])
+def test_numbers_of_spread_lines(size: int, fibres: int, emulated: Path) -> None:
+    program = contraction(
+        "xa,yb,zc,eabc->exyz", {**dict.fromkeys("abc", size), **dict.fromkeys("xyz", size + 2)}
+    )
+    found: set[int] = set()
+    for most in spreads.SPREADS:
+        options = {"quads": True, "fibres": fibres, "spread": most, "threads": 64}
+        emulate(program, (3,), emulated, **options)
+        found |= spreads_of(lowered(program, **options).source)
+    assert len(found) > 1
+
+
+def test_numbers_of_gradients_of_spread_lines(emulated: Path) -> None:
+    emulate(gradient(chain(9)), (13,), emulated, quads=True)
+
+
+def test_numbers_of_fused_spread_lines(emulated: Path) -> None:
+    emulate_fused(cuda_fused.diffusion(7), 5, emulated, quads=True, threads=64)
+
+
+# ---- What comes ahead ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("elements", [1, 4, 600])
+def test_late_operands_need_no_room_of_their_own(elements: int, emulated: Path) -> None:
+    program = cuda_fused.diffusion(9)
+    options = {"quads": True, "fetch": 1, "prefetch": False, "threads": 64}
+    kernel = lowered(program, **options, ahead=True)
+    assert "operands ahead" in kernel.description
+    once = lowered(program, **options, ahead=False)
+    assert kernel.attributes["shared_bytes"] == once.attributes["shared_bytes"]
+    # The next one comes when the place is free, before the last sweep.
+    *_, before, last = kernel.source.split("sync<kThreads>();")[:-1]
+    assert "fetch<" in last and "fetch<" not in before
+    if elements < 600:
+        emulate_fused(program, elements, emulated, **options, ahead=True)
