@@ -14,4 +14,5 @@
 #include "pack.cuh"
 #include "quad.cuh"
 #include "reduce.cuh"
+#include "stream.cuh"
 #include "tile.cuh"

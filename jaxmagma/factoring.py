@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jaxmagma.builder import letters
-from jaxmagma.plan import Plan, Pointwise, Product, Step, Tile, plan, renumbered
+from jaxmagma.plan import Middle, Plan, Pointwise, Product, Step, Tile, plan, renumbered
 from jaxmagma.plan import alternatives as plan_alternatives
 from jaxmagma.program import ElementProgram
 
 
-def planned(program: ElementProgram, inside_out: bool = False) -> Plan:
+def planned(program: ElementProgram, middle: Middle = "second") -> Plan:
     """The plan of a program, factored."""
-    return factored(plan(program, inside_out))
+    return factored(plan(program, middle))
 
 
 def alternatives(program: ElementProgram) -> tuple[Plan, ...]:

@@ -17,8 +17,8 @@ tenth.  (``opt_einsum`` counts a multiplication alone like one with an addition.
 ``B_x B_y B_z u``, commute and usually cost the same in any order.  On the way in, the slowest axis
 of the tile goes first and the one after it last, and on the way out the other way round: the first
 contraction then reads memory along its fastest axes, the last one writes along them, and the two
-in the middle work on the same fibres, which never leave the registers of a fused kernel.  Turned
-``inside_out``, it is these two that have the slowest axis.
+in the middle work on the same fibres, which never leave the registers of a fused kernel.  It is the
+axis after the slowest one that has its turn in the ``middle``, or the slowest or the fastest one.
 
 **Several contractions.**  Each has the order that is best for it alone, or, if the plan then has
 fewer operations, the one that adds fewest to the steps that the others have made.
@@ -32,6 +32,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import opt_einsum
@@ -58,6 +59,8 @@ _MOST_MERGED = 8
 _NATURAL = 1.1
 # So many terms are looked at in every order, where some are known already.
 _FEW_TERMS = 4
+# The axis on which the two sweeps in the middle of an operator work.
+Middle = Literal["second", "slowest", "fastest"]
 # Dynamic programming looks at up to 2**n subsets of n terms: a tenth of a second for this many.
 _MANY_TERMS = 10
 
@@ -227,9 +230,9 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(program: ElementProgram, inside_out: bool = False) -> Plan:
+def plan(program: ElementProgram, middle: Middle = "second") -> Plan:
     """Chooses the order of every contraction of ``program``."""
-    return min(_planned(program, inside_out, narrow=False), key=lambda x: x.flops)
+    return min(_planned(program, middle, narrow=False), key=lambda x: x.flops)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -240,20 +243,20 @@ def alternatives(program: ElementProgram) -> tuple[Plan, ...]:
     larger than all operands and results, there are some among them that do not.
     """
     best = plan(program)
-    others = _planned(program, inside_out=False, narrow=False)
+    others = _planned(program, middle="second", narrow=False)
     if best.is_wide:
-        others += _planned(program, inside_out=False, narrow=True)
+        others += _planned(program, middle="second", narrow=True)
     different = {x.flops: x for x in reversed(others) if x.flops != best.flops}
     return tuple(different[flops] for flops in sorted(different))
 
 
-def _planned(program: ElementProgram, inside_out: bool, narrow: bool) -> list[Plan]:
+def _planned(program: ElementProgram, middle: Middle, narrow: bool) -> list[Plan]:
     """The plans of which the best is taken."""
     merged = _merged(program)
     several = sum(isinstance(x, Contract) for x in merged) > 1
     ways = dict.fromkeys((merged, program.operations))
     return [
-        _Planner(program, x, reuse, inside_out, narrow).plan()
+        _Planner(program, x, reuse, middle, narrow).plan()
         for reuse in (False, True)[: 1 + several]
         for x in ways
     ]
@@ -261,7 +264,7 @@ def _planned(program: ElementProgram, inside_out: bool, narrow: bool) -> list[Pl
 
 def one_by_one(program: ElementProgram) -> Plan:
     """The plan in which every contraction has the order that is best for it alone."""
-    return _Planner(program, program.operations, reuse=False, inside_out=False).plan()
+    return _Planner(program, program.operations, reuse=False, middle="second").plan()
 
 
 @functools.lru_cache(maxsize=1024)
@@ -271,7 +274,7 @@ def contraction_order(
     sizes: tuple[tuple[str, int], ...],
     batched: tuple[bool, ...],
     computed: tuple[bool, ...] = (),
-    inside_out: bool = False,
+    middle: Middle = "second",
     narrow: bool = False,
 ) -> tuple[tuple[int, int], ...]:
     """The pairwise order of an n-ary contraction under the cost model.
@@ -284,7 +287,7 @@ def contraction_order(
     """
     extents = dict(sizes)
     pairs = list(_cheapest_pairs(terms, output, sizes, batched, narrow))
-    return _modes_in_order(terms, output, extents, batched, computed, pairs, inside_out)
+    return _modes_in_order(terms, output, extents, batched, computed, pairs, middle)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -404,7 +407,7 @@ def _modes_in_order(
     batched: Sequence[bool],
     computed: Sequence[bool],
     pairs: list[tuple[int, int]],
-    inside_out: bool,
+    middle: Middle,
 ) -> tuple[tuple[int, int], ...]:
     """Reorders runs of commuting mode products; see the module's docstring."""
     count = len(terms)
@@ -448,7 +451,7 @@ def _modes_in_order(
             # What is computed has its own order of axes; what is asked for may have any.
             way_out = labels[start] if start < count else made
             matrices = [terms[m] for m in run]
-            best = _best_run(matrices, labels[start], way_out, extents, way_in, inside_out)
+            best = _best_run(matrices, labels[start], way_out, extents, way_in, middle)
             tile = start
             for link, choice in zip(links, best, strict=True):
                 ordered[link] = (run[choice], tile)
@@ -463,14 +466,18 @@ def _best_run(
     made: str,
     extents: dict[str, int],
     way_in: bool,
-    inside_out: bool,
+    middle: Middle,
 ) -> tuple[int, ...]:
     """The cheapest order of commuting mode products; among equals, the one memory likes best."""
     tile = start if way_in else made
     axis = [next(tile.index(x) for x in m if x in tile) for m in matrices]
     slowest_first = sorted(range(len(matrices)), key=axis.__getitem__)
     slowest, *others = slowest_first
-    favourite = [*others, slowest] if inside_out else [slowest, *reversed(others)]
+    favourite = {
+        "second": [slowest, *reversed(others)],
+        "slowest": [*others, slowest],
+        "fastest": [slowest, *others],
+    }[middle]
     if not way_in:
         favourite.reverse()
 
@@ -594,14 +601,14 @@ class _Planner:
         program: ElementProgram,
         operations: Sequence[Operation],
         reuse: bool,
-        inside_out: bool,
+        middle: Middle,
         narrow: bool = False,
     ) -> None:
         self.program = program
         self.dtype = program.dtype
         self.operations = operations
         self.reuse = reuse
-        self.inside_out = inside_out
+        self.middle = middle
         self.narrow = narrow
         self.tiles = [Tile(x.tile, x.dtype, bool(x.batch)) for x in program.inputs]
         self.steps: list[Step] = []
@@ -720,7 +727,7 @@ class _Planner:
         computed = tuple(self._computed(value) for value, _ in terms)
         sizes, output = operation.sizes, operation.output
         order = contraction_order(
-            labels, output, sizes, batched, computed, self.inside_out, self.narrow
+            labels, output, sizes, batched, computed, self.middle, self.narrow
         )
         alive = list(range(len(terms)))
         for number, pair in enumerate(order, start=len(terms)):

@@ -74,12 +74,14 @@ def diffusion(
     symmetric: bool = True,
     dtype: Any = "float64",
     tables: Callable[[int, Any], tuple[Any, Any]] = bases,
+    planes: bool = False,
 ) -> ElementProgram:
-    """``grad^T (D grad u)``, with 6 or 9 components of D at every point."""
+    """``grad^T (D grad u)``, with 6 or 9 components of D at every point, or in 6 ``planes``."""
     b, g = tables(p, dtype)
 
     def element(u: Any, d: Any) -> Any:
         du = _gradient(b, g, u)
+        d = jnp.moveaxis(d, 0, -1) if planes else d
         rows = [
             [d[..., SYMMETRIC[i][j]] if symmetric else d[..., i, j] for j in range(3)]
             for i in range(3)
@@ -88,9 +90,8 @@ def diffusion(
         return _divergence(b, g, flux)
 
     q = p + 2
-    return program_of(
-        element, (p + 1,) * 3, (q, q, q, *((6,) if symmetric else (3, 3))), dtype=dtype
-    )
+    shape = (6, q, q, q) if planes else (q, q, q, *((6,) if symmetric else (3, 3)))
+    return program_of(element, (p + 1,) * 3, shape, dtype=dtype)
 
 
 def collocated_diffusion(p: int, dtype: Any = "float64", constant: bool = True) -> ElementProgram:

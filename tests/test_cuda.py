@@ -339,6 +339,22 @@ def test_diffusion_with_points_at_the_nodes(p: int, options: dict[str, Any]) -> 
     check_fused(cuda_fused.collocated_diffusion(p), 101, parameters=Parameters(**options))
 
 
+@pytest.mark.parametrize("elements", [1, 401])
+@pytest.mark.parametrize("p", [3, 8, 10, 11, 12, 13, 15])
+def test_rows_come_as_they_are_needed(p: int, elements: int) -> None:
+    """More elements than a GPU has room for at a time, and fewer."""
+    program = cuda_fused.diffusion(p, planes=True)
+    for options in ({}, {"ahead": False}, {"threads": 64, "fibres": 1}, {"threads": 96}):
+        parameters = Parameters(quads=True, stream=True, **options)
+        check_fused(program, elements, parameters=parameters)
+
+
+@pytest.mark.parametrize("p", [10, 13])
+def test_late_operands(p: int) -> None:
+    parameters = Parameters(quads=True, ahead=True, fetch=1, stream=False)
+    check_fused(cuda_fused.diffusion(p), 601, parameters=parameters)
+
+
 @pytest.mark.parametrize("p", [5, 8, 11, 15])
 def test_diffusion_with_tables_of_finite_elements(p: int) -> None:
     program = cuda_fused.diffusion(p, tables=cuda_fused.lagrange_tables)

@@ -13,7 +13,7 @@ from jaxmagma.lowering.cuda.banks import Access, Candidates, choose, conflicts_a
 from jaxmagma.program import ElementProgram
 from tests import cuda_emulator, cuda_fused
 from tests.cuda_programs import arguments, chain, contraction, gradient, mass
-from tests.test_cuda_compile import emulate, lowered
+from tests.test_cuda_compile import check_registers, emulate, lowered
 
 
 @pytest.fixture(autouse=True)
@@ -138,3 +138,56 @@ def test_late_operands_need_no_room_of_their_own(elements: int, emulated: Path) 
     assert "fetch<" in last and "fetch<" not in before
     if elements < 600:
         emulate_fused(program, elements, emulated, **options, ahead=True)
+
+
+# ---- What comes in rows ----------------------------------------------------------------------
+
+
+ROWS = {"quads": True, "stream": True, "threads": 64}
+
+
+@pytest.mark.parametrize("p", [3, 5, 8])
+@pytest.mark.parametrize("elements", [1, 5])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"fibres": 1},
+        {"fibres": 3},
+        {"ahead": False},
+        {"ahead": False, "slices": 2},
+        {"ahead": False, "fetch": 0, "spread": 1},
+    ],
+    ids=str,
+)
+def test_numbers_of_streamed_operands(
+    p: int, elements: int, options: dict[str, Any], emulated: Path
+) -> None:
+    program = cuda_fused.diffusion(p, planes=True)
+    assert "rows as they are needed" in lowered(program, **ROWS, **options).description
+    emulate_fused(program, elements, emulated, **ROWS, **options)
+
+
+def test_numbers_of_streamed_weights_and_vectors(emulated: Path) -> None:
+    emulate(mass(4), (5,), emulated, **ROWS)
+    emulate(gradient(chain(10)), (5,), emulated, **ROWS, elements=1)
+
+
+def test_what_is_streamed() -> None:
+    program = cuda_fused.diffusion(10, planes=True)
+    kernel = lowered(program, **ROWS)
+    parts = ", ".join(str(n * 12**3) for n in range(6))
+    # In the middle, along the fastest axis, all of D: sixteen rows at a time.
+    assert f"Stream<double, kThreads, 2, 1, 144, 12, {parts}> rows3(" in kernel.source
+    assert kernel.source.count("rows3.next(") == 1 and "get(each(g3" not in kernel.source
+    # Rows of eight values meet in banks; what has an odd size does not begin with a group.
+    for declined in (cuda_fused.diffusion(6, planes=True), mass(3)):
+        assert "Stream<" not in lowered(declined, **ROWS).source
+    assert "Stream<" not in lowered(program, quads=True, stream=False).source
+    assert "Stream<" not in lowered(program, **ROWS, elements=2).source
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("p", [10, 12])
+def test_streams_compile_without_spills(p: int) -> None:
+    check_registers(lowered(cuda_fused.diffusion(p, planes=True), quads=True, stream=True))

@@ -29,7 +29,7 @@ def both(program: ElementProgram) -> tuple[int, int]:
     """Values touched in pieces: slowest axis at both ends, and in the middle."""
     return (
         in_pieces(factoring.planned(program)),
-        in_pieces(factoring.planned(program, inside_out=True)),
+        in_pieces(factoring.planned(program, middle="slowest")),
     )
 
 

@@ -158,11 +158,15 @@ def test_mass_matrix_starts_with_the_slowest_axis_and_comes_back_mirrored(n: int
 
 
 @pytest.mark.parametrize(("n", "q"), [(3, 4), (4, 4)])
-def test_inside_out_the_slowest_axis_is_in_the_middle(n: int, q: int) -> None:
-    planned = plan(bk1(n, q).program, inside_out=True)
-    slowest, middle, fastest = 0, 1, 2
-    assert replaced_axes(planned, first=1) == [middle, fastest, slowest, slowest, fastest, middle]
-    assert planned.flops == bk1(n, q).flops
+def test_another_axis_is_in_the_middle(n: int, q: int) -> None:
+    slowest, second, fastest = 0, 1, 2
+    for middle, order in (
+        ("slowest", [second, fastest, slowest]),
+        ("fastest", [slowest, second, fastest]),
+    ):
+        planned = plan(bk1(n, q).program, middle=middle)
+        assert replaced_axes(planned, first=1) == order + order[::-1]
+        assert planned.flops == bk1(n, q).flops
 
 
 @pytest.mark.parametrize("spec", ["xa,yb,zc,eabc->exyz", "zc,xa,yb,eabc->exyz"])

@@ -119,6 +119,7 @@ CUDA = Space(
         one("prefetch", True, False),
         one("padding", None, 0, 5, 15, 2),
         one("spread", None, 1),
+        one("stream", None, True, False),
         one("even_odd", None, False),
     )
 )

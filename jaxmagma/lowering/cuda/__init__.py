@@ -34,8 +34,9 @@ from jaxmagma.functions import COMPLEX_FUNCTIONS
 from jaxmagma.lowering.cuda.blocks import TYPES, Block
 from jaxmagma.lowering.cuda.functors import FUNCTORS
 from jaxmagma.lowering.cuda.gemms import LARGEST_BLOCK
+from jaxmagma.lowering.cuda.locality import in_rows
 from jaxmagma.lowering.cuda.locality import planned as planned
-from jaxmagma.lowering.cuda.model import busy, choose
+from jaxmagma.lowering.cuda.model import busy, choose, comes_in_rows, wants_rows
 from jaxmagma.lowering.cuda.origins import resolvable, with_joined_places
 from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.cuda.source import Source
@@ -70,8 +71,13 @@ def lower(
     if compiled is not None:
         return compiled
     given = parameters or Parameters()
-    joined = with_joined_places(_constants_folded(plan))
-    block = choose(resolvable(spread(joined, LARGEST_BLOCK, given.accumulate)), given)
+    block = _block(plan, given)
+    if isinstance(block, Block) and wants_rows(block):
+        # The fastest axis then has its turn at the points, and nobody waits for the next element.
+        asked = replace(given, stream=True, ahead=given.ahead is not False)
+        rows = _block(in_rows(plan.program), asked)
+        if isinstance(rows, Block) and (given.stream or comes_in_rows(rows)):
+            block = rows
     if isinstance(block, Declined):
         return block
     source = Source(block)
@@ -83,6 +89,11 @@ def lower(
         source.text,
         busy(block),
     )
+
+
+def _block(plan: Plan, parameters: Parameters) -> Block | Declined:
+    joined = with_joined_places(_constants_folded(plan))
+    return choose(resolvable(spread(joined, LARGEST_BLOCK, parameters.accumulate)), parameters)
 
 
 def _declined(plan: Plan) -> Declined | None:

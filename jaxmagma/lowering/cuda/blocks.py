@@ -23,6 +23,7 @@ from jaxmagma.lowering.cuda.parameters import CONSTANT_BYTES, Parameters
 from jaxmagma.lowering.cuda.pieces import Pieces, pieces_of, split_pieces_of
 from jaxmagma.lowering.cuda.scheduler import Scheduler
 from jaxmagma.lowering.cuda.shared import BEFORE, Shared, Uses
+from jaxmagma.lowering.cuda.streams import Stream, find_streams
 from jaxmagma.lowering.cuda.sweeps import (
     ALONG,
     BY_TENSOR_CORES,
@@ -100,6 +101,7 @@ class Block:
         self.stages: list[Stage] = []
         self._groups: dict[tuple[bool, frozenset[int], int], list[Stage]] = {}
         self.fetched: list[int] = []
+        self.streams: list[Stream] = []
         self.shared: Shared
         self.uses: Uses
 
@@ -207,10 +209,44 @@ class Block:
         return self.plan.tiles[matrix].shape[0] * self.near_stride(matrix)
 
     def shared_values(self) -> int:
-        """Values in the shared memory of a group of threads: of tiles and of matrices."""
-        if not self.near:
+        """Values in the shared memory of a group: of tiles, of matrices, and of streams."""
+        if not self.near and not self.streams:
             return self.shared.values
-        return self._whole_groups(self.shared.values) + sum(map(self._near_size, self.near))
+        near = sum(map(self._near_size, self.near))
+        return (
+            self._whole_groups(self.shared.values) + near + sum(map(self.stream_size, self.streams))
+        )
+
+    def stream_places(self) -> dict[int, int]:
+        """Where the pieces of each streamed operand begin, behind everything else."""
+        places, end = {}, self.shared_values()
+        for stream in reversed(self.streams):
+            end -= self.stream_size(stream)
+            places[stream.operand] = end
+        return places
+
+    def stream_size(self, stream: Stream) -> int:
+        sweep = self.stages[stream.position]
+        assert isinstance(sweep, Sweep)
+        return stream.values(self.threads // 32, self.fibres(sweep))
+
+    def find_streams(self) -> list[Stream]:
+        """The operands whose rows come to each warp as it needs them."""
+        if (
+            not self.parameters.stream
+            or not self.quads
+            or self.parameters.elements not in (None, 1)
+        ):
+            return []
+
+        def possible(tile: int) -> bool:
+            return self.is_outside(tile) and tile not in self.staged
+
+        return find_streams(self.plan, self.stages, self.origin, possible)
+
+    def streamed(self, position: int) -> set[int]:
+        """The tiles that a sweep reads so."""
+        return {x for stream in self.streams if stream.position == position for x in stream.tiles}
 
     def _whole_groups(self, values: int) -> int:
         group = max(1, GROUP // self.dtype.itemsize)
@@ -415,7 +451,9 @@ class Block:
         for stage in self.stages:
             for value in stage.loads if isinstance(stage, Sweep) and stage.lanes > 1 else ():
                 at = self.origin(value.tile)
-                if self.is_outside(value.tile) and at.index is None and at.tile not in self.staged:
+                streamed = any(value.tile in x.tiles for x in self.streams)
+                known = streamed or at.index is not None or at.tile in self.staged
+                if self.is_outside(value.tile) and not known:
                     by_quads.setdefault(at.tile, set()).add(value.tile)
         size = {x: self.plan.tiles[x].size for parts in by_quads.values() for x in parts}
         return [
@@ -454,16 +492,22 @@ class Block:
             before,
             self.ahead,
             {tile: [at.strides for _, at in places] for tile, places in self.written.items()},
+            {position: self.streamed(position) for position in range(len(self.stages))},
         )
 
     def possible_spreads(self) -> dict[int, tuple[int, ...]]:
         """Of each sweep of quads, by its position: which lines neighbours may have."""
-        most = self.parameters.spread
+        # Of complex values shared memory serves two quads at a time, which are apart or not.
+        most = self.parameters.spread if self.dtype.kind == "f" else 1
         return {
             position: tuple(
                 x
                 for x in spreads.possible(self.elements * stage.count, self.fibres(stage))
-                if most is None or x <= most
+                if (most is None or x <= most)
+                # A piece of a stream has the lines of whole pairs of octets.
+                and not (
+                    x == max(spreads.SPREADS) and self.fibres(stage) % 2 and self.streamed(position)
+                )
             )
             for position, stage in enumerate(self.stages)
             if isinstance(stage, Sweep) and stage.lanes > 1
@@ -560,4 +604,5 @@ class Block:
             f"{' and '.join(stages) or 'a sum'}, {self.elements * self.groups} elements on "
             f"{self.threads * self.groups} threads, {self.shared_bytes()} bytes of shared memory"
             f"{halves}{', operands ahead' if self.ahead else ''}"
+            f"{', rows as they are needed' if self.streams else ''}"
         )

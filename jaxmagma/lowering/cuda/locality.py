@@ -5,6 +5,9 @@ memory they touch in whole rows, along any other axis in pieces as long as what 
 So the slowest axis belongs to the sweep that has the most to do with memory: to the first and the
 last one of an operator, which read and write its vectors, or to the one in the middle, which reads
 what stands at the points.
+
+If the copy engine brings that in rows (see ``streams``), the fastest axis belongs there, and the
+slowest one to the first and the last sweep.
 """
 
 from jaxmagma import factoring
@@ -18,8 +21,13 @@ def planned(program: ElementProgram) -> Plan:
     plain = factoring.planned(program)
     if not in_pieces(plain):
         return plain
-    turned = factoring.planned(program, inside_out=True)
+    turned = factoring.planned(program, middle="slowest")
     return min(plain, turned, key=lambda x: (x.flops, in_pieces(x)))
+
+
+def in_rows(program: ElementProgram) -> Plan:
+    """The plan in which the sweep at the points has rows of memory as fibres."""
+    return factoring.planned(program, middle="fastest")
 
 
 def in_pieces(plan: Plan) -> int:

@@ -68,9 +68,10 @@ MOST_COMPLEX_REGISTERS = 150
 # group alone, or for two and registers for both.
 QUAD_THREADS = 128
 QUAD_REGISTERS = 60
-# Registers of a thread for places in memory, beside its values and matrices; and at least, beside
-# whole sums and fibres.
+# Registers of a thread for places in memory, beside its values and matrices; more for both ends of
+# fibres in several operations; and at least, beside whole sums and fibres.
 QUAD_PLACES = 36
+MIRRORED_PLACES = 32
 WHOLE_PLACES = 16
 # Symmetric matrices are multiplied half by half where so many multiply-adds for each value of
 # memory take time; by tensor cores if they are so large: lesser halves leave much of a piece empty.
@@ -96,6 +97,8 @@ NARROW = 5
 WIDE = 15
 # GPUs without a copy engine.
 WITHOUT_ENGINE = ("sm_80", "sm_86", "sm_87", "sm_89")
+# So long are rows that had better come to each warp as it needs them.
+ROW_VALUES = 11
 # Matrices stay in registers, if they take no more than this; less for each fibre more of a quad.
 HELD_REGISTERS = 150
 ANOTHER_FIBRE = 20
@@ -110,6 +113,24 @@ def choose(plan: Plan, parameters: Parameters) -> Block | Declined:
         if isinstance(ahead, Block) and ahead.fetched == block.fetched:
             return ahead
     return block
+
+
+def wants_rows(block: Block) -> bool:
+    """Whether to try how quads do if operands come to them in rows, as they need them."""
+    if not block.quads or block.parameters.stream is not None:
+        return block.quads and bool(block.parameters.stream)
+    return not (block.alone or block.summed) and architecture("cuda") not in WITHOUT_ENGINE
+
+
+def comes_in_rows(block: Block) -> bool:
+    """Whether most of what a block reads and writes does, in rows that are long enough."""
+    sizes = block.plan.tiles
+    rows = sum(sizes[tile].size for stream in block.streams for tile in stream.tiles)
+    moved = {block.origin(x).tile for stage in block.stages for x in block.read(stage)}
+    moved = {x for x in moved if block.is_outside(x)}
+    results = {block.plan.results[out] for out in block.stored}
+    every = sum(sizes[x].size for x in moved) + sum(sizes[x].size for x in results)
+    return 2 * rows > every and all(x.length >= ROW_VALUES for x in block.streams)
 
 
 def wants_ahead(block: Block) -> bool:
@@ -139,10 +160,13 @@ def _choose(plan: Plan, parameters: Parameters) -> Block | Declined:
         block.bank = block.fill_bank()
         block.packed = packed(block)
         choose_groups(block)
+        block.streams = block.find_streams() if block.groups == 1 else []
         read = block.read_by_quads()
         for count in fetches(block, len(read)):
             block.uses = block.find_uses(read[:count])
             for elements, threads in shapes(block):
+                if block.streams and elements > 1:
+                    continue
                 choose_threads(block, elements, threads, tight)
                 fewest = block.elements == block.groups == 1
                 most = most_shared(block) if fewest else block.parameters.shared_bytes
@@ -460,7 +484,9 @@ def quad_registers(block: Block) -> int:
     """Registers that a thread needs, or it would keep some of its values in memory."""
     sweeps = [x for x in block.stages if isinstance(x, Sweep) and x.lanes > 1]
     live = max((live_registers(block.plan, x, block.halves) for x in sweeps), default=0)
-    return live + QUAD_PLACES + (block.matrix_registers() if block.holds else 0)
+    several = any(block.is_mirrored(x) and len(x.moves) > SEVERAL_MOVES for x in sweeps)
+    places = QUAD_PLACES + (MIRRORED_PLACES if several else 0)
+    return live + places + (block.matrix_registers() if block.holds else 0)
 
 
 def enough_blocks(block: Block) -> int:

@@ -32,6 +32,7 @@ class Parameters:
     near_bytes: int | None = None  # of matrices in the constant bank; others in shared memory
     hold: bool | None = None  # matrices for tensor cores stay in registers
     fetch: int | None = None  # operands of quads that the copy engine brings to shared memory
+    stream: bool | None = None  # rows of others, for each warp as it needs them
     ahead: bool | None = None  # while there is work on the elements before
     padding: int | None = None  # at most, of axes in shared memory, against bank conflicts
     spread: int | None = None  # at most, of the lines that neighbouring quads have

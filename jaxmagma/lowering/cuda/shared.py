@@ -44,7 +44,8 @@ class Uses:
     value in the order of memory, so that their axes have no padding.  Tiles that are ``fetched``
     are copied as they are in memory, BEFORE the first stage; or, if ``ahead``, those of the next
     elements as soon as these have been read, so that their room is nobody else's.  ``written`` says
-    with which strides tiles go to outputs, from the sweeps that make them.
+    with which strides tiles go to outputs, from the sweeps that make them; ``streamed`` which tiles
+    come to a sweep row by row.
     """
 
     plan: Plan
@@ -56,6 +57,7 @@ class Uses:
     fetched: set[int]
     ahead: bool
     written: dict[int, list[tuple[int, ...]]]
+    streamed: dict[int, set[int]]
 
     @property
     def tiles(self) -> set[int]:
@@ -275,7 +277,8 @@ class Shared:
                 continue
             origin = self.uses.origins.get(value.tile, Origin(value.tile))
             view = origin.view.strides if origin.view else self._plain(value.tile)
-            if origin.index is None and self.uses.from_shared(origin.tile, position):
+            streamed = value.tile in self.uses.streamed[position]
+            if streamed or (origin.index is None and self.uses.from_shared(origin.tile, position)):
                 access = Access(_lines(sweep, value), self.threads, spread)
                 cost += banks.conflicts_at(access, view, 0, self.itemsize)
             else:

@@ -9,6 +9,7 @@ keeps. Each of the others prints one part of it, from the outside to the inside:
 
     slices      which elements a group works on, and the loop over them
     tiles       where tiles of arrays are, and how operands get to shared memory
+    streams     operands whose rows come to each warp as it needs them
     stages      the stages, and the barriers between them
     sweeps      operations on fibres: a stage;  products, assemblies: the others
     matrices    products of fibres with matrices, and where these stand
@@ -22,6 +23,7 @@ from jaxmagma.lowering.cuda.source.matrices import Matrices
 from jaxmagma.lowering.cuda.source.notation import lines_of
 from jaxmagma.lowering.cuda.source.slices import Slices
 from jaxmagma.lowering.cuda.source.stages import print_stages
+from jaxmagma.lowering.cuda.source.streams import Streams
 from jaxmagma.lowering.cuda.source.text import Text, listed, shape_of
 from jaxmagma.lowering.cuda.source.tiles import Tiles
 
@@ -34,6 +36,7 @@ class Source:
         self._text = Text()
         self._tiles = Tiles(self._text, block)
         self._matrices = Matrices(self._text, block)
+        self._streams = Streams(self._text, block, self._tiles)
         self.pointers = self._tiles.pointers
         self._print_head()
         self._print_kernel()
@@ -79,9 +82,9 @@ class Source:
             self._matrices.print_copies()
             if block.holds:
                 self._matrices.print_loads(block.pieces())
-            with Slices(text, block, tiles).each():
+            with Slices(text, block, tiles, self._streams).each():
                 self._print_tiles()
-                print_stages(text, block, tiles, self._matrices)
+                print_stages(text, block, tiles, self._matrices, self._streams)
             self._print_partial_sums()
 
     def _print_group(self) -> None:
@@ -105,6 +108,7 @@ class Source:
             text(f"prepare<kThreads, kElements>(thread, arrived, {count});")
             if block.loops:
                 text("unsigned phase = 0;")
+        self._streams.print_rooms()
 
     def _print_tiles(self) -> None:
         """Where the tiles of an element are."""
@@ -121,6 +125,9 @@ class Source:
         if not block.ahead:
             for tile in block.fetched:
                 self._tiles.print_fetch(tile)
+        if not block.loops:
+            self._streams.print_first()
+        self._streams.print_others()
 
     # ---- Sums over elements ----------------------------------------------------------------------
 

@@ -52,6 +52,11 @@ class Places:
         return f"t{tile}" if self.block.is_constant(tile) else f"g{tile}"
 
     def reading(self, tile: int) -> Reading:
+        for stream in self.block.streams:
+            if stream.position == self.position and tile in stream.tiles:
+                rank = len(self.block.plan.tiles[tile].shape)
+                part = f"rows{stream.operand}.part<{stream.tiles.index(tile)}>()"
+                return Reading(part, (*(0,) * (rank - 1), 1))
         shared = self.from_shared(tile)
         at = Origin(tile) if shared else self.block.origin(tile)
         place = self._element(self.pointer(at.tile))

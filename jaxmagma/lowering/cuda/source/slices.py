@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from jaxmagma.lowering.cuda.blocks import Block
+from jaxmagma.lowering.cuda.source.streams import Streams
 from jaxmagma.lowering.cuda.source.text import Text
 from jaxmagma.lowering.cuda.source.tiles import Tiles
 
@@ -15,17 +16,18 @@ UNKNOWN_ZERO = "else matrices would stay in registers, where sums are"
 class Slices:
     """Prints what is done for each slice, and asks for what comes next."""
 
-    def __init__(self, text: Text, block: Block, tiles: Tiles) -> None:
+    def __init__(self, text: Text, block: Block, tiles: Tiles, streams: Streams) -> None:
         self.text = text
         self.block = block
         self.tiles = tiles
+        self.streams = streams
         self.fetched = {f"g{x}" for x in block.fetched}
         # Indices are read for the slice after each, so they are asked for one earlier.
         self.indices = {f"g{step.index}" for step in tiles.brought.values()}
         # A warp that works alone reads soon what it would ask for now.
         waits = not block.alone or bool(block.accumulations)
         self.asks = block.parameters.prefetch and bool(block.stages) and waits
-        unasked = {f"g{x}" for x in block.gathered}
+        unasked = {f"g{x}" for x in block.gathered} | {f"g{x.operand}" for x in block.streams}
         if not block.accumulations:
             unasked |= self.fetched
         self.reads = {
@@ -57,6 +59,7 @@ class Slices:
                 text(f"const auto next = {_slice('run.first')};")
                 tiles.print_places()
                 tiles.print_gathers(tiles.brought)
+        self.streams.print_first()
         with text.braces(f"for (long long first = run.first; first < run.end; first += {step})"):
             if self.block.accumulations:
                 text("const int again = static_cast<int>(first >> 62);", f"zero: {UNKNOWN_ZERO}")

@@ -8,13 +8,16 @@ from jaxmagma.lowering.cuda.source.assemblies import print_assembly
 from jaxmagma.lowering.cuda.source.matrices import Matrices
 from jaxmagma.lowering.cuda.source.places import Places
 from jaxmagma.lowering.cuda.source.products import print_accumulation, print_gemm
+from jaxmagma.lowering.cuda.source.streams import Streams
 from jaxmagma.lowering.cuda.source.sweeps import print_sweep
 from jaxmagma.lowering.cuda.source.text import Text
 from jaxmagma.lowering.cuda.source.tiles import Tiles
 from jaxmagma.lowering.cuda.sweeps import Accumulation, Gemm, Stage, Sweep, made_by
 
 
-def print_stages(text: Text, block: Block, tiles: Tiles, matrices: Matrices) -> None:
+def print_stages(
+    text: Text, block: Block, tiles: Tiles, matrices: Matrices, streams: Streams
+) -> None:
     barriers = _Barriers(text, block, tiles)
     for position, stage in enumerate(block.stages):
         text()
@@ -28,7 +31,7 @@ def print_stages(text: Text, block: Block, tiles: Tiles, matrices: Matrices) -> 
                 if min(block.uses.readers[tile]) == position:
                     text(f"wait<kThreads>(arrived[{number}], {'phase' if block.loops else '0'});")
             if isinstance(stage, Sweep):
-                print_sweep(text, matrices, places, stage)
+                print_sweep(text, matrices, places, streams, stage)
             elif isinstance(stage, Gemm):
                 print_gemm(text, places, stage)
             elif isinstance(stage, Accumulation):

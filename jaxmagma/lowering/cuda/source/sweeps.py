@@ -4,12 +4,15 @@ from jaxmagma.lowering.cuda.functors import FUNCTORS
 from jaxmagma.lowering.cuda.source.matrices import Matrices
 from jaxmagma.lowering.cuda.source.places import Places
 from jaxmagma.lowering.cuda.source.registers import POINT, Registers
+from jaxmagma.lowering.cuda.source.streams import Streams
 from jaxmagma.lowering.cuda.source.text import Text, listed, shape_of
 from jaxmagma.lowering.cuda.sweeps import Move, Outer, Sweep, Value, grouped, outers_after, slots
 from jaxmagma.plan import Pointwise, Product, Rearrange
 
 
-def print_sweep(text: Text, matrices: Matrices, places: Places, sweep: Sweep) -> None:
+def print_sweep(
+    text: Text, matrices: Matrices, places: Places, streams: Streams, sweep: Sweep
+) -> None:
     block, registers = places.block, Registers(text, places, sweep)
     extents = [sweep.extents[x] for x in sweep.lines]
     verb, type_, parameters = "values" if sweep.light else "lines", "int", []
@@ -24,9 +27,16 @@ def print_sweep(text: Text, matrices: Matrices, places: Places, sweep: Sweep) ->
             sizes.insert(2, block.shared.spreads[places.position])
     parameters += [f"{type_} {x}" for x in ("e", *sweep.lines)]
     shape = shape_of((block.elements, *extents))
+    groups, outers = grouped(sweep.moves), outers_after(sweep)
+    streamed = block.streamed(places.position)
+    reading = [
+        n for n, x in enumerate(groups) if streamed & {y.tile for m in x for y in m.operands}
+    ]
+    streams.print_begin(places.position)
     with text.function(f"{verb}<{listed(sizes)}>(thread", parameters, shape):
-        groups, outers = grouped(sweep.moves), outers_after(sweep)
         for number, group in enumerate(groups):
+            if number == min(reading, default=-1):
+                streams.print_wait(places.position)
             if group[0].pointwise:
                 later = {x for g in groups[number + 1 :] for m in g for x in m.operands}
                 later.update(x for found in outers[number:] for y in found for x in y.operands)
@@ -37,6 +47,8 @@ def print_sweep(text: Text, matrices: Matrices, places: Places, sweep: Sweep) ->
                 after.update(x for found in outers[number:] for y in found for x in y.operands)
                 _print_fibre(text, matrices, registers, move, move.result not in after)
             _print_outers(text, registers, outers[number])
+            if number == max(reading, default=-1):
+                streams.print_next(places.position)
         if not groups:
             _print_outers(text, registers, sweep.outers)
 

@@ -40,10 +40,10 @@ class Text:
 
 
 def linear(terms: Iterable[tuple[str, int, int]]) -> str:
-    """`` + 4 * i + j``: labels times strides; those of extent 1 are left out."""
+    """`` + 4 * i + j``: labels times strides; what is always zero is left out."""
     text = ""
     for label, stride, extent in terms:
-        if extent > 1:
+        if extent > 1 and stride:
             text += f" + {label}" if stride == 1 else f" + {stride} * {label}"
     return text
 

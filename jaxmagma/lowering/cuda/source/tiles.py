@@ -77,6 +77,10 @@ class Tiles:
         shape = shape_of(self.block.plan.tiles[tile].shape)
         self.text(f"const auto s{tile} = {self._shared(tile)};", shape)
 
+    def of_slice(self, operand: int, slice_: str) -> str:
+        """A function of the element of a slice: where its tile of an operand is."""
+        return f"({self._global(self._operand(operand), slice_)})"
+
     def _global(self, x: Pointer, slice_: str) -> str:
         """A function of the element: where its tile of an array is."""
         if not x.axes:
