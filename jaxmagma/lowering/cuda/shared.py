@@ -183,7 +183,9 @@ class Shared:
         self.late = late
         self.itemsize = uses.plan.program.dtype.itemsize
         # Tiles that wait for those they are multiplied with leave room for few elements.
-        self.crowded = bool(possible) or any(isinstance(x, Accumulation) for x in uses.stages)
+        # So do tiles of quads, of which an element has many; those of complex values need padding.
+        quads = bool(possible) and uses.plan.program.dtype.kind == "f"
+        self.crowded = quads or any(isinstance(x, Accumulation) for x in uses.stages)
         self.layouts: dict[int, Layout] = {}
         self.offsets: dict[int, int] = {}
         self.values = 0  # of all elements of a group
