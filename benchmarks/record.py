@@ -98,6 +98,8 @@ class Run:
     results: dict[str, Result] = field(default_factory=dict)
     first_calls: list[FirstCall] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
+    # Cases of earlier runs whose kernels have changed since; added by hand.
+    outdated: list[str] = field(default_factory=list)
 
     def save(self, path: Path) -> None:
         derived = {
@@ -116,6 +118,7 @@ class Run:
             "cases": [_plain(asdict(r)) | derived[r.case] for r in self.results.values()],
             "first_calls": [asdict(x) for x in self.first_calls],
             "failures": self.failures,
+            **({"outdated": self.outdated} if self.outdated else {}),
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(record, indent=1) + "\n")
@@ -132,7 +135,8 @@ class Run:
             values["timings"] = {name: Timing(**t) for name, t in case["timings"].items()}
             results[case["case"]] = Result(**values)
         first_calls = [FirstCall(**x) for x in record["first_calls"]]
-        return Run(machine, record["settings"], results, first_calls, record["failures"])
+        outdated = record.get("outdated", [])
+        return Run(machine, record["settings"], results, first_calls, record["failures"], outdated)
 
 
 def _plain(case: dict[str, Any]) -> dict[str, Any]:
@@ -144,7 +148,8 @@ def _plain(case: dict[str, Any]) -> dict[str, Any]:
 def together(runs: Sequence[Run]) -> Run:
     """Runs on one kind of device as one; where two have the same case, the later one counts.
 
-    If it compared a case with nothing, speed-ups are those of an earlier one.
+    If it compared a case with nothing, speed-ups are those of an earlier one. What it says is
+    outdated does not count at all.
     """
     runs = sorted(runs, key=lambda run: str(run.machine.get("date")))
     devices = {run.machine["device"] for run in runs}
@@ -152,6 +157,7 @@ def together(runs: Sequence[Run]) -> Run:
         raise ValueError(f"not results of one device: {', '.join(sorted(devices)) or 'none'}")
     whole = Run(runs[-1].machine, runs[-1].settings)
     for run in runs:
+        whole.results = {n: x for n, x in whole.results.items() if n not in run.outdated}
         for name, result in run.results.items():
             before = whole.results.get(name)
             if before is not None and not result.timings.keys() - {"jm"}:
@@ -161,7 +167,8 @@ def together(runs: Sequence[Run]) -> Run:
         whole.first_calls = run.first_calls or whole.first_calls
     # In the order of the largest run, and what it lacks behind.
     order = sorted(runs, key=lambda run: len(run.results), reverse=True)
-    whole.results = {name: whole.results[name] for run in order for name in run.results}
+    names = dict.fromkeys(name for run in order for name in run.results)
+    whole.results = {name: whole.results[name] for name in names if name in whole.results}
     return whole
 
 

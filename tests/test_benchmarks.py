@@ -368,6 +368,16 @@ def test_the_later_run_counts_and_speedups_stay_those_of_one_run() -> None:
     )
 
 
+def test_what_is_outdated_does_not_count(tmp_path: Path) -> None:
+    cases = {name: result(name) for name in ("bk1/p3", "bk1/p4")}
+    before = Run({"device": "A", "date": "1"}, {}, cases)
+    after = Run({"device": "A", "date": "2"}, {}, {"bk1/p5": result("bk1/p5")})
+    after.outdated = ["bk1/p3"]
+    after.save(tmp_path / "run.json")
+    assert json.loads((tmp_path / "run.json").read_text())["outdated"] == ["bk1/p3"]
+    assert list(record.together([after, before]).results) == ["bk1/p4", "bk1/p5"]
+
+
 def test_runs_on_different_devices_do_not_mix() -> None:
     with pytest.raises(ValueError, match="A, B"):
         record.together([Run({"device": "B"}, {}), Run({"device": "A"}, {})])

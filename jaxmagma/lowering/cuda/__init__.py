@@ -76,7 +76,7 @@ def lower(
         # The fastest axis then has its turn at the points, and nobody waits for the next element.
         asked = replace(given, stream=True, ahead=given.ahead is not False)
         rows = _block(in_rows(plan.program), asked)
-        if isinstance(rows, Block) and (given.stream or comes_in_rows(rows)):
+        if isinstance(rows, Block) and rows.streams and (given.stream or comes_in_rows(rows)):
             block = rows
     if isinstance(block, Declined):
         return block

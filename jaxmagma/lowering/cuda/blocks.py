@@ -232,11 +232,8 @@ class Block:
 
     def find_streams(self) -> list[Stream]:
         """The operands whose rows come to each warp as it needs them."""
-        if (
-            not self.parameters.stream
-            or not self.quads
-            or self.parameters.elements not in (None, 1)
-        ):
+        alone = self.groups == 1 and self.parameters.elements in (None, 1)
+        if not (self.parameters.stream and self.quads and alone):
             return []
 
         def possible(tile: int) -> bool:
@@ -497,21 +494,17 @@ class Block:
 
     def possible_spreads(self) -> dict[int, tuple[int, ...]]:
         """Of each sweep of quads, by its position: which lines neighbours may have."""
-        # Of complex values shared memory serves two quads at a time, which are apart or not.
-        most = self.parameters.spread if self.dtype.kind == "f" else 1
-        return {
-            position: tuple(
-                x
-                for x in spreads.possible(self.elements * stage.count, self.fibres(stage))
-                if (most is None or x <= most)
-                # A piece of a stream has the lines of whole pairs of octets.
-                and not (
-                    x == max(spreads.SPREADS) and self.fibres(stage) % 2 and self.streamed(position)
-                )
-            )
-            for position, stage in enumerate(self.stages)
-            if isinstance(stage, Sweep) and stage.lanes > 1
-        }
+        found: dict[int, tuple[int, ...]] = {}
+        for position, stage in enumerate(self.stages):
+            if isinstance(stage, Sweep) and stage.lanes > 1:
+                fibres, most = self.fibres(stage), self.parameters.spread or max(spreads.SPREADS)
+                if self.dtype.kind != "f":
+                    most = 1  # shared memory serves two quads of complex values at a time
+                elif self.streamed(position) and fibres % 2:
+                    most = min(most, 2)  # a piece of a stream has the lines of one octet
+                possible = spreads.possible(self.elements * stage.count, fibres)
+                found[position] = tuple(x for x in possible if x <= most)
+        return found
 
     @property
     def ahead(self) -> bool:

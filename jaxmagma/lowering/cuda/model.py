@@ -95,6 +95,9 @@ TRACED_SLICES = 8
 # need strides that are far from those of a tile.
 NARROW = 5
 WIDE = 15
+# Bank conflicts that a value of an element is worth, where there is room for many elements, and
+# where there is not.
+CHEAP, DEAR = 1e-3, 0.03
 # GPUs without a copy engine.
 WITHOUT_ENGINE = ("sm_80", "sm_86", "sm_87", "sm_89")
 # So long are rows that had better come to each warp as it needs them.
@@ -160,7 +163,7 @@ def _choose(plan: Plan, parameters: Parameters) -> Block | Declined:
         block.bank = block.fill_bank()
         block.packed = packed(block)
         choose_groups(block)
-        block.streams = block.find_streams() if block.groups == 1 else []
+        block.streams = block.find_streams()
         read = block.read_by_quads()
         for count in fetches(block, len(read)):
             block.uses = block.find_uses(read[:count])
@@ -433,8 +436,21 @@ def shared_of(block: Block, in_place: bool, tight: bool, late: bool = False) -> 
     if padding is None:
         padding = 0 if tight else WIDE if block.quads else NARROW
     possible = block.possible_spreads()
-    shared = Shared(block.uses, block.threads, block.elements, padding, possible, late)
+    price = DEAR if is_crowded_by_tiles(block) else CHEAP
+    shared = Shared(block.uses, block.threads, block.elements, padding, possible, price, late)
     return shared.place(rooms_of(block.uses, in_place))
+
+
+def is_crowded_by_tiles(block: Block) -> bool:
+    """Whether tiles leave shared memory room for few elements.
+
+    Those do that wait for what they are multiplied with, and those of quads, of which an element
+    has many; unless it was said how much padding they may have. Complex values need theirs.
+    """
+    if any(isinstance(stage, Accumulation) for stage in block.stages):
+        return True
+    many = block.quads and not block.alone and block.dtype.kind == "f"
+    return many and block.parameters.padding is None
 
 
 def wants_more_threads(block: Block) -> bool:

@@ -8,7 +8,7 @@ was: nobody else reads or writes there.  Tiles that take each other's place shar
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jaxmagma.lowering.cuda import banks, spreads
@@ -32,8 +32,6 @@ from jaxmagma.plan import Plan, Rearrange
 
 # The stage before the first one.
 BEFORE = -1
-# Bank conflicts that a value of an element is worth.
-CHEAP, DEAR = 1e-3, 0.03
 
 
 @dataclass(frozen=True)
@@ -171,6 +169,7 @@ class Shared:
         elements: int,
         padding: int,
         possible: Mapping[int, Sequence[int]],
+        price: float,
         late: bool = False,
     ) -> None:
         self.uses = uses
@@ -182,10 +181,7 @@ class Shared:
         # What comes ahead does so before the last stage, to where tiles were that it does not need.
         self.late = late
         self.itemsize = uses.plan.program.dtype.itemsize
-        # Tiles that wait for those they are multiplied with leave room for few elements.
-        # So do tiles of quads, of which an element has many; those of complex values need padding.
-        quads = bool(possible) and uses.plan.program.dtype.kind == "f"
-        self.crowded = quads or any(isinstance(x, Accumulation) for x in uses.stages)
+        self.price = price  # of a value of an element, in bank conflicts
         self.layouts: dict[int, Layout] = {}
         self.offsets: dict[int, int] = {}
         self.values = 0  # of all elements of a group
@@ -193,8 +189,11 @@ class Shared:
     def place(self, rooms: Iterable[Room]) -> "Shared":
         """Finds room for the tiles: beside all others that are there at the same time."""
         rooms = list(rooms)
-        self.spreads = spreads.choose(self.possible, lambda x: self._cost(rooms, x))
-        given = [(room, self._layout(room, self.spreads)[0]) for room in rooms]
+        self.spreads = spreads.choose(self.possible, self._costs(rooms))
+        given = []
+        for room in rooms:
+            accesses = [x[self.spreads.get(n, 1)] for n, x in self._accesses(room)]
+            given.append((room, self._layout(room, accesses)[0]))
         # Large ones leave gaps that others fit in; which order of the others is best depends.
         largest_first = sorted(given, key=lambda x: -x[1].element)
         places = min(map(self._places, (given, largest_first)), key=lambda x: x[0])
@@ -234,18 +233,31 @@ class Shared:
         again = end - 1 if self.late else last
         return {*range(first, last + 1), *range(again, end + 1)}
 
-    def _cost(self, rooms: Iterable[Room], chosen: Mapping[int, int]) -> float:
-        """Cycles beyond the least that the chosen spreads mean for sweeps of quads."""
-        tiles = sum(self._layout(room, chosen)[1] for room in rooms)
-        return tiles + sum(self._elsewhere(n, spread) for n, spread in chosen.items())
+    def _costs(self, rooms: Sequence[Room]) -> Callable[[Mapping[int, int]], float]:
+        """A function of the spreads of sweeps: cycles beyond the least that they mean."""
+        elsewhere = {
+            (n, spread): self._elsewhere(n, spread)
+            for n, x in self.possible.items()
+            for spread in x
+        }
+        accesses = [self._accesses(room) for room in rooms]
+        touched = [sorted({n for n, _ in x} & self.possible.keys()) for x in accesses]
+        known: dict[tuple[int, ...], float] = {}
 
-    def _layout(self, room: Room, chosen: Mapping[int, int]) -> tuple[Layout, float]:
+        def cost(chosen: Mapping[int, int]) -> float:
+            total = sum(elsewhere[x] for x in chosen.items())
+            for number, room in enumerate(rooms):
+                question = number, *(chosen[n] for n in touched[number])
+                if question not in known:
+                    own = [x[chosen.get(n, 1)] for n, x in accesses[number]]
+                    known[question] = self._layout(room, own)[1]
+                total += known[question]
+            return total
+
+        return cost
+
+    def _layout(self, room: Room, accesses: Iterable[Access]) -> tuple[Layout, float]:
         """The layout of a room, and what accesses to it cost."""
-        accesses = [
-            replace(x, lines=tuple((n, axes[at] if at >= 0 else -1) for n, at in x.lines))
-            for tile, axes in room.axes.items()
-            for x in self._accesses(tile, chosen)
-        ]
         if self.uses.fetched & room.axes.keys():
             # The copy engine takes pairs of values: a tile begins in either half of the first.
             size = math.prod(room.shape)
@@ -265,8 +277,7 @@ class Shared:
             not self.uses.plain & room.axes.keys(),
             self.padding,
         )
-        price = DEAR if self.crowded else CHEAP
-        return banks.choose(candidates, tuple(dict.fromkeys(accesses)), price)
+        return banks.choose(candidates, tuple(dict.fromkeys(accesses)), self.price)
 
     def _elsewhere(self, position: int, spread: int) -> float:
         """What a sweep meets in global memory, and in parts of tiles in shared memory."""
@@ -301,7 +312,18 @@ class Shared:
         lines = tuple((sweep.extents[x], step.get(x, 0)) for x in sweep.lines)
         return spreads.pieces(lines, step.get(ALONG, 0), self.itemsize, stores, spread) / 2
 
-    def _accesses(self, tile: int, chosen: Mapping[int, int]) -> Iterable[Access]:
+    def _accesses(self, room: Room) -> list[tuple[int, dict[int, Access]]]:
+        """What touches a room: positions of stages, and how they go there with each spread."""
+        found = []
+        for tile, axes in room.axes.items():
+            for position, access in self._accesses_to(tile):
+                lines = tuple((extent, axes[at] if at >= 0 else -1) for extent, at in access.lines)
+                some = self.possible.get(position, (1,))
+                found.append((position, {x: replace(access, lines=lines, spread=x) for x in some}))
+        return found
+
+    def _accesses_to(self, tile: int) -> Iterable[tuple[int, Access]]:
+        """The same of one tile and its own axes, with lines side by side."""
         for position in (self.uses.maker[tile], *self.uses.readers[tile]):
             if position in (BEFORE, len(self.uses.stages)):
                 continue
@@ -316,7 +338,7 @@ class Shared:
                 if made is not None and position == self.uses.maker[tile]:
                     values.append(made)
                 for value in values:
-                    yield Access(_lines(stage, value), self.threads, chosen.get(position, 1))
+                    yield position, Access(_lines(stage, value), self.threads)
                 continue
             if isinstance(stage, Accumulation):
                 # Lanes have rows or columns, and next to each other the terms of one.
@@ -330,11 +352,12 @@ class Shared:
                             n for n in (1, 2, 4, PIECE) if n >= min(step.extents[along], PIECE)
                         )
                         lines = ((rows, labels.index(along)), (QUAD, labels.index(fastest)))
-                        yield Access(((PIECE // rows, -1), *lines), self.threads)
+                        yield position, Access(((PIECE // rows, -1), *lines), self.threads)
                 continue
             blocking = blocking_of(stage.step, self.itemsize)
             for labels in self._labels_of(stage, tile):
-                yield Access(tuple((n, labels.find(x)) for x, n in blocking.lines), self.threads)
+                own = tuple((n, labels.find(x)) for x, n in blocking.lines)
+                yield position, Access(own, self.threads)
 
     def _labels_of(self, stage: Gemm, tile: int) -> list[str]:
         step = stage.step

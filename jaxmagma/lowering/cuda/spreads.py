@@ -85,7 +85,7 @@ def choose(
             for sweep, some in options.items():
                 for spread in some:
                     trial = {**spreads, sweep: spread}
-                    if (price := cost(trial)) < best:
+                    if spread != spreads[sweep] and (price := cost(trial)) < best:
                         best, spreads = price, trial
         found.append((best, spreads))
     return min(found, key=lambda x: x[0])[1]
