@@ -173,6 +173,15 @@ def test_numbers_of_streamed_weights_and_vectors(emulated: Path) -> None:
     emulate(gradient(chain(10)), (5,), emulated, **ROWS, elements=1)
 
 
+def test_numbers_of_streams_beside_sums_over_elements(emulated: Path) -> None:
+    """Blocks go through many elements, and add up products of two of their tiles."""
+    program = gradient(mass(4, constant=False))
+    for ahead in (True, False):
+        options = {"quads": True, "stream": True, "ahead": ahead}
+        assert "Stream<" in lowered(program, **options).source
+        emulate(program, (5,), emulated, **options)
+
+
 def test_what_is_streamed() -> None:
     program = cuda_fused.diffusion(10, planes=True)
     kernel = lowered(program, **ROWS)
