@@ -108,7 +108,12 @@ def test_numbers_of_spread_lines(size: int, fibres: int, emulated: Path) -> None
     )
     found: set[int] = set()
     for most in spreads.SPREADS:
-        options = {"quads": True, "fibres": fibres, "spread": most, "threads": 64}
+        options: dict[str, Any] = {
+            "quads": True,
+            "fibres": fibres,
+            "spread": most,
+            "threads": 64,
+        }
         emulate(program, (3,), emulated, **options)
         found |= spreads_of(lowered(program, **options).source)
     assert len(found) > 1
@@ -128,7 +133,7 @@ def test_numbers_of_fused_spread_lines(emulated: Path) -> None:
 @pytest.mark.parametrize("elements", [1, 4, 600])
 def test_late_operands_need_no_room_of_their_own(elements: int, emulated: Path) -> None:
     program = cuda_fused.diffusion(9)
-    options = {"quads": True, "fetch": 1, "prefetch": False, "threads": 64}
+    options: dict[str, Any] = {"quads": True, "fetch": 1, "prefetch": False, "threads": 64}
     kernel = lowered(program, **options, ahead=True)
     assert "operands ahead" in kernel.description
     once = lowered(program, **options, ahead=False)
@@ -143,7 +148,7 @@ def test_late_operands_need_no_room_of_their_own(elements: int, emulated: Path) 
 # ---- What comes in rows ----------------------------------------------------------------------
 
 
-ROWS = {"quads": True, "stream": True, "threads": 64}
+ROWS: dict[str, Any] = {"quads": True, "stream": True, "threads": 64}
 
 
 @pytest.mark.parametrize("p", [3, 5, 8])
@@ -177,7 +182,7 @@ def test_numbers_of_streams_beside_sums_over_elements(emulated: Path) -> None:
     """Blocks go through many elements, and add up products of two of their tiles."""
     program = gradient(mass(4, constant=False))
     for ahead in (True, False):
-        options = {"quads": True, "stream": True, "ahead": ahead}
+        options: dict[str, Any] = {"quads": True, "stream": True, "ahead": ahead}
         assert "Stream<" in lowered(program, **options).source
         emulate(program, (5,), emulated, **options)
 
