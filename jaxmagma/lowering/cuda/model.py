@@ -120,8 +120,10 @@ def choose(plan: Plan, parameters: Parameters) -> Block | Declined:
 
 def wants_rows(block: Block) -> bool:
     """Whether to try how quads do if operands come to them in rows, as they need them."""
-    if not block.quads or block.parameters.stream is not None:
-        return block.quads and bool(block.parameters.stream)
+    if not block.quads:
+        return False
+    if block.parameters.stream is not None:
+        return block.parameters.stream
     return not (block.alone or block.summed) and architecture("cuda") not in WITHOUT_ENGINE
 
 
@@ -168,8 +170,6 @@ def _choose(plan: Plan, parameters: Parameters) -> Block | Declined:
         for count in fetches(block, len(read)):
             block.uses = block.find_uses(read[:count])
             for elements, threads in shapes(block):
-                if block.streams and elements > 1:
-                    continue
                 choose_threads(block, elements, threads, tight)
                 fewest = block.elements == block.groups == 1
                 most = most_shared(block) if fewest else block.parameters.shared_bytes
@@ -328,15 +328,15 @@ def shapes(block: Block) -> list[tuple[int, int]]:
     if block.alone:
         if block.sums_registers(1) > SHARED_REGISTERS:
             return [(1, given.threads or 64)]
-        # Eight fibres are multiplied in the time of sixteen.
-        return [(1 + block.octets() % 2, given.threads or 32)]
+        # Eight fibres are multiplied in the time of sixteen. Streams are of one element.
+        return [(1 if block.streams else 1 + block.octets() % 2, given.threads or 32)]
     largest = given.threads or 256
     if block.quads and most >= QUAD_THREADS:
         return [(1, given.threads or QUAD_THREADS)]
     if most > largest:
         return [(1, given.threads or min(512, _round_up(most, 32)))]
     best, best_score = 1, 0.0
-    for slots in range(1, largest // most + 1):
+    for slots in range(1, 1 + (1 if block.streams else largest // most)):
         threads = given.threads or _round_up(slots * most, 32)
         used = slots * most / threads
         # 128 threads are enough to be several blocks on a multiprocessor, and few enough for

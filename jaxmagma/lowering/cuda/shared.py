@@ -159,6 +159,14 @@ def _lines(sweep: Sweep, value: Value) -> tuple[tuple[int, int], ...]:
     return (*lines, (sweep.lanes, value.labels.find(ALONG))) if sweep.lanes > 1 else lines
 
 
+# What touches a room: positions of stages, and how they go there with each spread.
+Accesses = list[tuple[int, dict[int, Access]]]
+
+
+def _chosen(accesses: Accesses, spread_of: Mapping[int, int]) -> list[Access]:
+    return [access[spread_of.get(position, 1)] for position, access in accesses]
+
+
 class Shared:
     """The layout and the place of every tile, for a group of threads."""
 
@@ -189,11 +197,12 @@ class Shared:
     def place(self, rooms: Iterable[Room]) -> "Shared":
         """Finds room for the tiles: beside all others that are there at the same time."""
         rooms = list(rooms)
-        self.spreads = spreads.choose(self.possible, self._costs(rooms))
-        given = []
-        for room in rooms:
-            accesses = [x[self.spreads.get(n, 1)] for n, x in self._accesses(room)]
-            given.append((room, self._layout(room, accesses)[0]))
+        accesses = [self._accesses(room) for room in rooms]
+        self.spreads = spreads.choose(self.possible, self._costs(rooms, accesses))
+        given = [
+            (room, self._layout(room, _chosen(own, self.spreads))[0])
+            for room, own in zip(rooms, accesses, strict=True)
+        ]
         # Large ones leave gaps that others fit in; which order of the others is best depends.
         largest_first = sorted(given, key=lambda x: -x[1].element)
         places = min(map(self._places, (given, largest_first)), key=lambda x: x[0])
@@ -233,14 +242,15 @@ class Shared:
         again = end - 1 if self.late else last
         return {*range(first, last + 1), *range(again, end + 1)}
 
-    def _costs(self, rooms: Sequence[Room]) -> Callable[[Mapping[int, int]], float]:
+    def _costs(
+        self, rooms: Sequence[Room], accesses: Sequence[Accesses]
+    ) -> Callable[[Mapping[int, int]], float]:
         """A function of the spreads of sweeps: cycles beyond the least that they mean."""
         elsewhere = {
             (n, spread): self._elsewhere(n, spread)
             for n, x in self.possible.items()
             for spread in x
         }
-        accesses = [self._accesses(room) for room in rooms]
         touched = [sorted({n for n, _ in x} & self.possible.keys()) for x in accesses]
         known: dict[tuple[int, ...], float] = {}
 
@@ -249,7 +259,7 @@ class Shared:
             for number, room in enumerate(rooms):
                 question = number, *(chosen[n] for n in touched[number])
                 if question not in known:
-                    own = [x[chosen.get(n, 1)] for n, x in accesses[number]]
+                    own = _chosen(accesses[number], chosen)
                     known[question] = self._layout(room, own)[1]
                 total += known[question]
             return total
@@ -312,9 +322,8 @@ class Shared:
         lines = tuple((sweep.extents[x], step.get(x, 0)) for x in sweep.lines)
         return spreads.pieces(lines, step.get(ALONG, 0), self.itemsize, stores, spread) / 2
 
-    def _accesses(self, room: Room) -> list[tuple[int, dict[int, Access]]]:
-        """What touches a room: positions of stages, and how they go there with each spread."""
-        found = []
+    def _accesses(self, room: Room) -> Accesses:
+        found: Accesses = []
         for tile, axes in room.axes.items():
             for position, access in self._accesses_to(tile):
                 lines = tuple((extent, axes[at] if at >= 0 else -1) for extent, at in access.lines)

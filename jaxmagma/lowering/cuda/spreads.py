@@ -2,7 +2,7 @@
 
 Shared memory serves half a warp at a time: four quads, whose lanes have neighbouring values of a
 fibre. Where fibres run along an axis of odd stride, four lines side by side meet in banks, and four
-that are 4 apart never do, whatever the stride is. So tiles need no padding but for what makes a
+that are 4 apart never do. So tiles need no padding but for what makes a
 stride odd. In global memory lines side by side are better: they are part of the same pieces.
 
 Lines are spread inside groups of sixteen, which two octets of quads have: the same warp if its
@@ -77,8 +77,9 @@ def choose(
     What tiles cost depends on all sweeps that touch them, so that several must change together.
     """
     found: list[tuple[float, dict[int, int]]] = []
-    for beginning in SPREADS:
-        spreads = {n: beginning if beginning in some else 1 for n, some in options.items()}
+    beginnings = (tuple(x if x in some else 1 for some in options.values()) for x in SPREADS)
+    for beginning in dict.fromkeys(beginnings):
+        spreads = dict(zip(options, beginning, strict=True))
         best, before = cost(spreads), float("inf")
         while best < before:
             before = best

@@ -1,8 +1,8 @@
 """Operands whose rows each warp has brought just before it needs them (see ``cuda/stream.cuh``).
 
 Quads that read fibres along the slowest axis of an operand ask for pieces of many rows at once, and
-most of their time goes into that. Along the fastest axis, what a warp needs next lies side by side,
-and the copy engine brings it while the warp is still at work.
+wait for them. Along the fastest axis, what a warp needs next lies side by side, and the copy engine
+brings it while the warp is still at work.
 """
 
 from collections.abc import Callable, Sequence
