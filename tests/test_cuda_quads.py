@@ -119,6 +119,22 @@ def test_numbers_of_spread_lines(size: int, fibres: int, emulated: Path) -> None
     assert len(found) > 1
 
 
+@pytest.mark.parametrize("fibres", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(1, 1), (1, 6), (9, 1), (5, 9), (9, 5), (9, 9), (10, 13), (17, 10)]
+)
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_numbers_of_tails(
+    rows: int, columns: int, constant: bool, fibres: int, dtype: str, emulated: Path
+) -> None:
+    """Also from one product to the next, and of what is added up along a fibre."""
+    sizes = {**dict.fromkeys("abij", columns), **dict.fromkeys("xy", rows)}
+    for subscripts in ("xa,yb,eab->exy", "xa,eab->ex", "xi,yj,exy,xa,yb,eab->eij"):
+        program = contraction(subscripts, sizes, dtype=dtype, constant=constant)
+        emulate(program, (5,), emulated, quads=True, fibres=fibres)
+
+
 def test_numbers_of_gradients_of_spread_lines(emulated: Path) -> None:
     emulate(gradient(chain(9)), (13,), emulated, quads=True)
 

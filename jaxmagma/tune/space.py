@@ -116,6 +116,7 @@ CUDA = Space(
         one("fetch", None, 0, 1, 2),
         one("ahead", None, True, False),
         one("hold", None, True, False),
+        one("tails", None, True, False),
         one("prefetch", True, False),
         one("padding", None, 0, 5, 15, 2),
         one("spread", None, 1),

@@ -31,6 +31,7 @@ class Parameters:
     fibres: int | None = None  # of a thread, or of four lanes, at a time
     near_bytes: int | None = None  # of matrices in the constant bank; others in shared memory
     hold: bool | None = None  # matrices for tensor cores stay in registers
+    tails: bool | None = None  # of them, threads multiply with a last row or column that is alone
     fetch: int | None = None  # operands of quads that the copy engine brings to shared memory
     stream: bool | None = None  # rows of others, for each warp as it needs them
     ahead: bool | None = None  # while there is work on the elements before

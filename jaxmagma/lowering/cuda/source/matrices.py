@@ -45,9 +45,8 @@ class Matrices:
             table.append((f"{block.type} t{tile}[{block.plan.tiles[tile].size}]", shapes[tile]))
         for x in block.pieces():
             if block.is_constant(x.tile):
-                columns, rows = x.counts
                 shape = f"{shape_of((x.rows, x.columns))} in pieces"
-                table.append((f"{block.type} {x.name}[{columns} * {rows} * 32]", shape))
+                table.append((f"{block.type} {x.name}[{x.values} * 32]", shape))
         for name, space, members in (
             ("bank", "__constant__", bank),
             ("table", "__device__", table),
@@ -74,7 +73,7 @@ class Matrices:
     def print_loads(self, pieces: Iterable[Pieces]) -> None:
         """Brings matrices for tensor cores to the registers of each warp."""
         for x in pieces:
-            sizes, place = [x.rows, x.columns], f"table.{x.name}"
+            sizes, place = [x.rows, x.columns, str(x.tails).lower()], f"table.{x.name}"
             if not self.block.is_constant(x.tile):
                 sizes, place = [*sizes, x.row, x.column], f"g{x.tile}_"
             again = "" if self.block.holds else self.again

@@ -83,15 +83,20 @@ class Registers:
 
     @property
     def type_of_owner(self) -> str:
-        name = "Own"
-        if self.quad:
-            name = "MirroredQuad" if self.block.is_mirrored(self.sweep) else "Quad"
+        name = self._places_in_quads + "Quad" if self.quad else "Own"
         return f"{name}<{self.block.fibres(self.sweep)}>"
+
+    @property
+    def _places_in_quads(self) -> str:
+        """Which of those of ``cuda/quad.cuh`` values have: of the plain one if empty."""
+        if self.block.is_mirrored(self.sweep):
+            return "Mirrored"
+        return "Tail" if self.block.has_tail(self.sweep) else ""
 
     def type_of_fibre(self, length: int) -> str:
         type_, fibres = self.block.type, self.block.fibres(self.sweep)
         if self.quad:
-            owner = f", {self.type_of_owner}" if self.block.is_mirrored(self.sweep) else ""
+            owner = f", {self.type_of_owner}" if self._places_in_quads else ""
             return f"QuadFibre<{type_}, {fibres}, {length}{owner}>"
         if self.owner:
             type_ = f"Pack<{type_}, {fibres}>"
