@@ -513,7 +513,7 @@ def resident(block: Block) -> int:
 def quad_registers(block: Block) -> int:
     """Registers that a thread needs, or it would keep some of its values in memory.
 
-    Tails take no more than this is too high.
+    Tails are left out: they add a few values to a matrix, and the places are counted higher.
     """
     sweeps = [x for x in block.stages if isinstance(x, Sweep) and x.lanes > 1]
     live = max((live_registers(block.plan, x, block.halves) for x in sweeps), default=0)
