@@ -32,12 +32,13 @@ from jaxmagma.builder import places
 from jaxmagma.factoring import alternatives as alternatives
 from jaxmagma.functions import COMPLEX_FUNCTIONS
 from jaxmagma.lowering.cuda.blocks import TYPES, Block
+from jaxmagma.lowering.cuda.destinations import with_joined_places
 from jaxmagma.lowering.cuda.functors import FUNCTORS
 from jaxmagma.lowering.cuda.gemms import LARGEST_BLOCK
 from jaxmagma.lowering.cuda.locality import in_rows
 from jaxmagma.lowering.cuda.locality import planned as planned
 from jaxmagma.lowering.cuda.model import busy, choose, comes_in_rows, wants_rows
-from jaxmagma.lowering.cuda.origins import resolvable, with_joined_places
+from jaxmagma.lowering.cuda.origins import resolvable
 from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.cuda.source import Source
 from jaxmagma.lowering.cuda.sums import spread

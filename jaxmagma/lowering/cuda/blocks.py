@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from jaxmagma.lowering.cuda import banks, spreads
+from jaxmagma.lowering.cuda import spreads
 from jaxmagma.lowering.cuda.accumulations import (
     SHARED_REGISTERS,
     WHOLE_REGISTERS,
@@ -18,7 +18,8 @@ from jaxmagma.lowering.cuda.accumulations import (
     registers_of,
     whole_registers,
 )
-from jaxmagma.lowering.cuda.origins import Origin, Strided, composed, origin, placed_once
+from jaxmagma.lowering.cuda.destinations import find_destinations
+from jaxmagma.lowering.cuda.origins import Origin, origin
 from jaxmagma.lowering.cuda.outers import with_outers
 from jaxmagma.lowering.cuda.parameters import CONSTANT_BYTES, Parameters
 from jaxmagma.lowering.cuda.pieces import Pieces, pieces_of, split_pieces_of
@@ -41,7 +42,7 @@ from jaxmagma.lowering.cuda.sweeps import (
 )
 from jaxmagma.parity import Halves
 from jaxmagma.plan import Plan
-from jaxmagma.program import Gather, Place, View
+from jaxmagma.program import Gather, View
 
 
 TYPES = {
@@ -85,7 +86,7 @@ class Block:
             if isinstance(step, View | Gather) and n not in self.brought
         }
         self.gathered = {x.vector for x in plan.steps if isinstance(x, Gather)}
-        self.written, self.skipped = self._find_written()
+        self.written, self.skipped = find_destinations(plan, self.stored)
         self.accumulations, gone = accumulations(plan, parameters.accumulate)
         self.accumulated = {x.output for x in self.accumulations}
         self.whole: set[int] = set()  # of these, those that every thread has whole
@@ -122,41 +123,6 @@ class Block:
 
     def origin(self, tile: int) -> Origin:
         return self.origins.get(tile) or Origin(tile)
-
-    def _find_written(self) -> tuple[dict[int, list[tuple[int, Strided]]], set[int]]:
-        """For each tile the outputs it is part of, and where; and tiles written by their parts."""
-        written: dict[int, list[tuple[int, Strided]]] = {}
-        direct_places: set[int] = set()
-
-        def write(tile: int, out: int, at: Strided) -> None:
-            step = self.plan.steps[tile - self.inputs] if tile >= self.inputs else None
-            direct = isinstance(step, Place) and placed_once(step, self.plan.tiles)
-            parts = []
-            if isinstance(step, Place) and direct:
-                parts = [
-                    composed(at, step.tile, Strided(offset, strides), self.plan.tiles[value].shape)
-                    for value, offset, strides in step.pieces
-                ]
-            if isinstance(step, Place) and parts and None not in parts:
-                for value, part in zip(step.operands, parts, strict=True):
-                    assert part is not None
-                    write(value, out, part)
-                direct_places.add(tile)
-            else:
-                written.setdefault(tile, []).append((out, at))
-
-        for out in self.stored:
-            tile = self.plan.results[out]
-            write(tile, out, Strided(0, banks.row_major(self.plan.tiles[tile].shape).strides))
-        # A tile that is written by its parts, and read by nobody else, is not put together.
-        summed = {self.plan.results[out] for out in self.summed}
-        skipped: set[int] = set()
-        for number, step in reversed(self.plan.numbered_steps()):
-            users = {n for n, s in self.plan.numbered_steps() if number in s.operands}
-            alone = users <= skipped and number not in summed and number not in written
-            if isinstance(step, Place) and number in direct_places and alone:
-                skipped.add(number)
-        return written, skipped
 
     # ---- Matrices --------------------------------------------------------------------------------
 

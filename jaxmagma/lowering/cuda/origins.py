@@ -5,15 +5,12 @@ one where its index points.  A view that has no such reading (of another view, o
 components of gathered values) is of a copy, which :func:`resolvable` adds to the plan.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any
 
-import numpy as np
-
-from jaxmagma.builder import letters, places, row_major
-from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, Step, Tile, renumbered
-from jaxmagma.program import Gather, Place, View
+from jaxmagma.builder import letters, row_major
+from jaxmagma.plan import Plan, Product, Rearrange, Step, Tile, renumbered
+from jaxmagma.program import Gather, View
 
 
 @dataclass(frozen=True)
@@ -147,64 +144,3 @@ def resolvable(plan: Plan) -> Plan:
             value = copied(value)
         results.append(value)
     return Plan(plan.program, tuple(tiles), tuple(steps), tuple(results))
-
-
-def composed(
-    outer: Strided, tile: Sequence[int], inner: Strided, shown: Sequence[int]
-) -> Strided | None:
-    """Where the values of a part of ``tile`` are, if those of the tile are at ``outer``."""
-    whole = places(outer.offset, outer.strides, tile).reshape(-1)
-    at = whole[places(inner.offset, inner.strides, shown)]
-    first = int(at.flat[0])
-    strides = tuple(
-        int(np.take(at, 1, axis).flat[0]) - first if extent > 1 else 0
-        for axis, extent in enumerate(shown)
-    )
-    found = Strided(first, strides)
-    return found if np.array_equal(places(first, strides, shown), at) else None
-
-
-def with_joined_places(plan: Plan) -> Plan:
-    """The plan with sums of tiles made of parts as one tile made of all their parts."""
-    first = len(plan.program.inputs)
-    steps = list(plan.steps)
-
-    def place(tile: int) -> Place | None:
-        step = steps[tile - first] if tile >= first else None
-        return step if isinstance(step, Place) else None
-
-    def piece_of_operand(piece: tuple[int, int, tuple[int, ...]]) -> Any:
-        """A transposed piece as what it was, placed along its own axes."""
-        tile, offset, strides = piece
-        step = steps[tile - first] if tile >= first else None
-        if not isinstance(step, Rearrange):
-            return piece
-        new = [x for x in step.output_labels if x not in step.labels]
-        if set(step.labels) - set(step.output_labels) or any(step.extents[x] > 1 for x in new):
-            return piece
-        own = tuple(strides[step.output_labels.index(x)] for x in step.labels)
-        return piece_of_operand((step.operand, offset, own))
-
-    for position, step in enumerate(steps):
-        if isinstance(step, Place):
-            steps[position] = replace(step, pieces=tuple(map(piece_of_operand, step.pieces)))
-        if not isinstance(step, Pointwise) or step.function != "add":
-            continue
-        parts = [place(x) for x in step.operands]
-        if set(step.labels) != {step.output_labels} or not all(parts):
-            continue
-        pieces = tuple(piece for part in parts if part is not None for piece in part.pieces)
-        steps[position] = Place(pieces, step.shape)
-    return replace(plan, steps=tuple(steps)).without_dead_steps()
-
-
-def placed_once(place: Place, tiles: tuple[Tile, ...]) -> bool:
-    """Whether the pieces cover the tile, each value once."""
-    count = [0] * Tile(place.tile, tiles[0].dtype, True).size
-    for value, offset, strides in place.pieces:
-        at = [offset]
-        for stride, extent in zip(strides, tiles[value].shape, strict=True):
-            at = [x + stride * n for x in at for n in range(extent)]
-        for x in at:
-            count[x] += 1
-    return all(n == 1 for n in count)
