@@ -135,6 +135,21 @@ def test_numbers_of_tails(
         emulate(program, (5,), emulated, quads=True, fibres=fibres)
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(9, 9), (9, 6), (10, 13)])
+def test_nan_stays_in_its_fibre(rows: int, columns: int, emulated: Path) -> None:
+    """Be it in a tail or not."""
+    program = contraction("xa,eab->exb", {"x": rows, "a": columns, "b": 3})
+    kernel = lowered(program, (5,), quads=True, tails=True)
+    for place in (0, columns - 1):
+        (field,) = arguments(program, (5,))
+        field[1, place, 2], field[3, place, 0] = np.nan, np.inf
+        (got,) = cuda_emulator.run(kernel, program, [field], emulated)
+        want = np.zeros_like(got, bool)
+        want[1, :, 2] = want[3, :, 0] = True
+        np.testing.assert_array_equal(~np.isfinite(got), want)
+        assert not np.isnan(got[3]).any()
+
+
 def test_numbers_of_gradients_of_spread_lines(emulated: Path) -> None:
     emulate(gradient(chain(9)), (13,), emulated, quads=True)
 
