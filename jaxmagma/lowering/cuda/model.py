@@ -8,8 +8,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from jaxmagma import parity
-from jaxmagma.choices import architecture
+from jaxmagma import choices, parity
 from jaxmagma.lowering.cuda.accumulations import SHARED_REGISTERS
 from jaxmagma.lowering.cuda.blocks import FEW_OCTETS, QUAD_FIBRES, WORD, Block
 from jaxmagma.lowering.cuda.gemms import blocking_of
@@ -124,7 +123,7 @@ def wants_rows(block: Block) -> bool:
         return False
     if block.parameters.stream is not None:
         return block.parameters.stream
-    return not (block.alone or block.summed) and architecture("cuda") not in WITHOUT_ENGINE
+    return not (block.alone or block.summed) and choices.architecture("cuda") not in WITHOUT_ENGINE
 
 
 def comes_in_rows(block: Block) -> bool:
@@ -328,7 +327,7 @@ def fetches(block: Block, most: int) -> Iterable[int]:
     """How many operands the copy engine may bring, the model's favourite first."""
     if block.parameters.fetch is not None:
         return (min(block.parameters.fetch, most),)
-    none = is_direct(block) or architecture("cuda") in WITHOUT_ENGINE
+    none = is_direct(block) or choices.architecture("cuda") in WITHOUT_ENGINE
     return (0,) if none else range(most, -1, -1)
 
 
@@ -534,7 +533,7 @@ def is_direct(block: Block) -> bool:
 
 def most_shared(block: Block) -> int:
     """Bytes of shared memory that a block may have."""
-    return MOST_SHARED_BYTES.get(architecture("cuda"), LEAST_SHARED_BYTES)
+    return MOST_SHARED_BYTES.get(choices.architecture("cuda"), LEAST_SHARED_BYTES)
 
 
 def busy(block: Block) -> float:
