@@ -1,64 +1,148 @@
-"""Time a case with several choices of parameters of its kernel, such as ``quads=True,fetch=0``.
+"""Time the programs of a case with several choices of parameters of their kernels.
 
-An empty one leaves all to the model. The parameters are those of ``Parameters`` in the
-backend's lowering.
+A choice is written as ``quads=True,fetch=0``; an empty one leaves all to the model, and ``known``
+is what calls use now. The parameters are those of ``Parameters`` in the backend's lowering. With
+``--table`` the fastest goes into a table, of those whose registers do not spill and that are faster
+than what is known by more than ``--margin``.
 """
 
 import argparse
 import ast
-from concurrent.futures import ThreadPoolExecutor
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import jax
 
 from benchmarks import cases, measure
-from benchmarks.workloads import Function, Workload
+from benchmarks.record import Timing
 from jaxmagma import choices
-from jaxmagma.choices import Choice
-from jaxmagma.tune.device import cpu_cache_bytes
+from jaxmagma.choices import MODEL, Book, Choice
+from jaxmagma.lowering.kernel import Declined
+from jaxmagma.tune.device import Device, Executable
+from jaxmagma.tune.rules import Candidate
+from jaxmagma.tune.tuner import entry_of, programs
 
 
-def choice(text: str) -> Choice:
-    """What ``name=value,...`` asks for."""
+KNOWN = "known"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A program on a device, and what is compiled for it, by the texts of the choices."""
+
+    name: str
+    machine: Device
+    compiled: Mapping[str, Future[tuple[Candidate, Executable]]]
+
+    @property
+    def entry_name(self) -> str:
+        return choices.entry_name(self.machine.program, self.machine.extents)
+
+
+def choice(text: str, machine: Device) -> Choice:
+    """What ``name=value,...`` asks for.
+
+    Raises:
+      ValueError: it is something else.
+    """
+    if text == KNOWN:
+        return choices.choose(machine.program, machine.extents, machine.platform)
     pairs = (pair.split("=", 1) for pair in text.split(",") if pair)
-    return Choice.of({name: ast.literal_eval(value) for name, value in pairs}, "variants")
+    try:
+        given = {name: ast.literal_eval(value) for name, value in pairs}
+    except (ValueError, SyntaxError) as error:
+        raise ValueError(f"{text!r} is not name=value, with values as in Python") from error
+    return Choice.of(given, "variants") if given else MODEL
 
 
-def build(workload: Workload, text: str) -> Function:
-    """A workload's function, compiled with the choice."""
-    shapes = [jax.ShapeDtypeStruct(s, workload.dtype) for s in workload.shapes]
-    with choices.using(choice(text)):
-        compiled: Function = jax.jit(workload.functions()["jm"]).lower(*shapes).compile()
-    return compiled
+def build(machine: Device, text: str) -> tuple[Candidate, Executable]:
+    """The program compiled with the choice, and what its kernel takes.
+
+    Raises:
+      ValueError: there is no such kernel.
+    """
+    chosen = choice(text, machine)
+    candidate = Candidate(chosen, machine.limits)
+    if not chosen.plain:
+        kernel = machine.lower(chosen)
+        if isinstance(kernel, Declined):
+            raise ValueError(kernel.reason)
+        candidate.kernel, candidate.resources = kernel, machine.resources(kernel)
+    return candidate, machine.compile(machine.stage(chosen))
 
 
-def main(argv: list[str] | None = None) -> int:
+def tasks(args: argparse.Namespace, executor: ThreadPoolExecutor) -> Iterator[Task]:
+    """The programs of all cases that match."""
+    texts = [*args.choices, *([KNOWN, ""] if args.table else [])]
+    for workload in cases.build(["all"], args.megabytes * 1e6, args.cases):
+        shapes = [jax.ShapeDtypeStruct(s, workload.dtype) for s in workload.shapes]
+        for number, found in enumerate(programs(workload.functions()["jm"], *shapes)):
+            machine = Device(*found, jax.devices()[0])
+            compiled = {text: executor.submit(build, machine, text) for text in texts}
+            yield Task(f"{workload.name}.{number}", machine, compiled)
+
+
+def compare(task: Task, seconds: float) -> dict[str, tuple[Candidate, Timing]]:
+    """Times what could be compiled, and prints a line for each choice."""
+    built = {text: one.result() for text, one in task.compiled.items() if not one.exception()}
+    fns = {text: executable for text, (_, executable) in built.items()}
+    first = task.machine.outputs(next(iter(fns.values()))) if fns else []
+    wrong = {text for text, fn in fns.items() if not task.machine.same(fn, first)}
+    fns = {text: fn for text, fn in fns.items() if text not in wrong}
+    sets = [tuple(arrays) for arrays in task.machine.inputs]
+    timings = measure.compare(fns, sets, measure.Effort(seconds, 3, 15))
+    least_bytes = task.machine.program.least_bytes(task.machine.extents)
+    for text, one in task.compiled.items():
+        said = repr(one.exception())
+        if text in wrong:
+            said = "computes something else than the first"
+        elif text in timings:
+            median, candidate = timings[text].median, built[text][0]
+            said = f"{least_bytes / median / 1e9:7.0f} GB/s {median * 1e3:9.4f} ms"
+            said += f" {candidate.registers:4} registers" if candidate.registers else ""
+            said += f", {candidate.spilled} bytes spilled" if candidate.spilled else ""
+        print(f"{task.name:<20} {said}  {text}", flush=True)
+    return {text: (built[text][0], timing) for text, timing in timings.items()}
+
+
+def entry(
+    task: Task, found: Mapping[str, tuple[Candidate, Timing]], margin: float
+) -> dict[str, Any] | None:
+    """What a table should have of the program instead; None if nothing else."""
+    if not {KNOWN, ""} <= found.keys():
+        return None
+    seconds = {text: timing.median for text, (_, timing) in found.items()}
+    clean = [text for text in found if not found[text][0].spilled]
+    best = min(clean, key=lambda text: seconds[text], default=KNOWN)
+    if seconds[best] >= seconds[KNOWN] * (1 - margin):
+        return None
+    elements, device = math.prod(task.machine.extents), task.machine.device.device_kind
+    chosen = found[best][0].choice
+    return entry_of(chosen, elements, seconds[best], seconds[""], device, task.name)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.variants", description=__doc__)
     parser.add_argument("cases", metavar="REGEX", help="cases of all suites")
     parser.add_argument("choices", metavar="NAME=VALUE,...", nargs="*", default=[""])
     parser.add_argument("--megabytes", type=float, default=1000.0, help="size of a case")
     parser.add_argument("--seconds", type=float, default=0.1, help="for each choice")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="add what is faster to it")
+    parser.add_argument("--margin", type=float, default=0.01, help="as a part of the time")
     args = parser.parse_args(argv)
     jax.config.update("jax_enable_x64", True)
-    pool = measure.Pool(args.megabytes * 1e6, seed=0)
-    beyond_caches = 512e6 if measure.on_gpu() else 4 * cpu_cache_bytes()
-    workloads = cases.build(["all"], args.megabytes * 1e6, args.cases)
     with ThreadPoolExecutor() as executor:
-        compiled = [
-            {text: executor.submit(build, workload, text) for text in args.choices}
-            for workload in workloads
-        ]
-    for workload, waiting in zip(workloads, compiled, strict=True):
-        fns = {text: one.result() for text, one in waiting.items() if one.exception() is None}
-        sets = pool.sets(workload, jax.jit(pool.cutter(workload)), beyond_caches)
-        timings = measure.compare(fns, sets, measure.Effort(args.seconds, 3, 15))
-        for text, one in waiting.items():
-            if text in timings:
-                seconds = timings[text].median
-                rate = workload.least_bytes / seconds / 1e9
-                said = f"{rate:7.0f} GB/s {seconds * 1e3:9.4f} ms"
-            else:
-                said = repr(one.exception())
-            print(f"{workload.name:<20} {said}  {text}", flush=True)
+        waiting = list(tasks(args, executor))
+        while waiting:
+            task = waiting.pop(0)  # which has its arrays only as long as it runs
+            found = compare(task, args.seconds)
+            kept = entry(task, found, args.margin) if args.table else None
+            if kept is not None:
+                Book(args.table, "table").add(task.machine.arch, {task.entry_name: kept})
     return 0
 
 

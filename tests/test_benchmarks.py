@@ -28,6 +28,8 @@ from benchmarks import (
 )
 from benchmarks.record import Result, Run, Timing
 from benchmarks.workloads import Workload
+from jaxmagma import choices
+from jaxmagma.choices import Book
 from jaxmagma.tune.tuner import programs
 
 
@@ -419,9 +421,25 @@ def test_what_programs_do_is_counted() -> None:
     )
 
 
+SHORT = ["--megabytes", "0.1", "--seconds", "0.001"]
+
+
 def test_variants_of_a_case(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--megabytes", "0.1", "--seconds", "0.001"]
-    assert variants.main(["^interp3d/p2$", "", "block=2", *options]) == 0
+    assert variants.main(["^interp3d/p2$", "block=2", "", "block=none", *SHORT]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split() for line in lines if "GB/s" not in line] == []
-    assert [line.split()[-1] for line in lines] == ["ms", "block=2"]
+    assert {line.split()[0] for line in lines} == {"interp3d/p2.0"}
+    assert [line.split()[-1] for line in lines] == ["block=2", "ms", "block=none"]
+    assert ["GB/s" in line for line in lines] == [True, True, False]
+
+
+def test_the_fastest_variant_goes_into_a_table(tmp_path: Path) -> None:
+    table = tmp_path / "table.json"
+    # Nothing is a hundred times as fast, and all are faster than what is eleven times as slow.
+    wanted = ["^interp3d/p2$", "block=2", "--table", str(table), *SHORT]
+    assert variants.main([*wanted, "--margin", "0.99"]) == 0
+    assert not table.exists()
+    assert variants.main([*wanted, "--margin", "-10"]) == 0
+    (found,) = Book(table, "table").entries(choices.architecture("cpu")).values()
+    assert found["name"] == "interp3d/p2.0"
+    assert found.get("parameters") in (None, {}, {"block": 2})
+    assert found["seconds"] <= found["model_seconds"]

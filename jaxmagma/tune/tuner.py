@@ -287,12 +287,25 @@ def _device() -> jax.Device:
 
 def entry(tuning: Tuning, device: str, name: str = "") -> dict[str, Any]:
     """What a book keeps of a tuning."""
+    winner, model = tuning.winner, tuning.model
+    return entry_of(winner.choice, tuning.elements, winner.seconds, model.seconds, device, name)
+
+
+def entry_of(
+    choice: Choice,
+    elements: int,
+    seconds: float,
+    model_seconds: float,
+    device: str,
+    name: str = "",
+) -> dict[str, Any]:
+    """What a book keeps of a choice, and what it and the model's took."""
     return {
-        **choices.encoded(tuning.winner.choice),
+        **choices.encoded(choice),
         **({"name": name} if name else {}),
-        "elements": tuning.elements,
-        "seconds": tuning.winner.seconds,
-        "model_seconds": tuning.model.seconds,
+        "elements": elements,
+        "seconds": seconds,
+        "model_seconds": model_seconds,
         "device": device,
         "date": datetime.date.today().isoformat(),
     }
