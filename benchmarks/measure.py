@@ -114,7 +114,7 @@ ROWS = 2  # compared with extended precision
 
 def prepare(workload: Workload, pool: Pool, peers: Sequence[str]) -> Prepared | Exception:
     """Compiles jaxmagma's function, the peers', and what surrounds them."""
-    inputs = [jax.ShapeDtypeStruct(s, workload.dtype) for s in workload.shapes]
+    inputs = workload.arguments
     try:
         functions = workload.functions()
         cut = _compile(pool.cutter(workload), pool.values, jnp.asarray(0))

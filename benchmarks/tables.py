@@ -31,8 +31,7 @@ Call = tuple[str, Callable[..., Any], list[jax.ShapeDtypeStruct]]
 def measured(suite: str, pattern: str, megabytes: float) -> Iterator[Call]:
     """The cases of a suite of the benchmarks."""
     for workload in cases.build([suite], megabytes * 1e6, pattern):
-        shapes = [jax.ShapeDtypeStruct(s, workload.dtype) for s in workload.shapes]
-        yield workload.name, workload.functions()["jm"], shapes
+        yield workload.name, workload.functions()["jm"], workload.arguments
 
 
 def phases(order: int) -> Iterator[Call]:

@@ -61,6 +61,11 @@ class Workload:
     leading: bool = True
     in_cache: bool = False
 
+    @property
+    def arguments(self) -> list[jax.ShapeDtypeStruct]:
+        """What stands for the arguments where none are at hand."""
+        return [jax.ShapeDtypeStruct(shape, self.dtype) for shape in self.shapes]
+
     def __post_init__(self) -> None:
         if len(self.shapes) != len(self.shared):
             raise ValueError(f"{self.name}: {len(self.shapes)} shapes, {len(self.shared)} shared")

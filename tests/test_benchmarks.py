@@ -432,6 +432,11 @@ def test_variants_of_a_case(capsys: pytest.CaptureFixture[str]) -> None:
     assert ["GB/s" in line for line in lines] == [True, True, False]
 
 
+def test_a_case_of_plain_jax_has_no_variants(capsys: pytest.CaptureFixture[str]) -> None:
+    assert variants.main(["^library/trace$", *SHORT]) == 0
+    assert "library/trace: jm.tune: plain JAX runs all of it" in capsys.readouterr().out
+
+
 def test_the_fastest_variant_goes_into_a_table(tmp_path: Path) -> None:
     table = tmp_path / "table.json"
     # Nothing is a hundred times as fast, and all are faster than what is eleven times as slow.

@@ -4,7 +4,7 @@ A tile made of parts need not be put together to become an output: each part is 
 there.  ``origins`` has the other end, where values are read.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,11 +20,11 @@ Destination = tuple[int, Strided]  # an output, and where in it
 
 
 def find_destinations(
-    plan: Plan, stored: Iterable[int]
+    plan: Plan, stored: Collection[int]
 ) -> tuple[dict[int, list[Destination]], set[int]]:
-    """Where tiles are written that are in ``stored`` outputs; and tiles that are not put together.
+    """Where tiles are written, for the ``stored`` outputs; and tiles that are never put together.
 
-    These are written by their parts and read by nobody.
+    The latter are written by their parts, and nobody reads them.
     """
     found: dict[int, list[Destination]] = {}
     by_parts: set[int] = set()
@@ -38,17 +38,15 @@ def find_destinations(
             write(value, out, part)
         by_parts.add(tile)
 
-    summed = set(range(len(plan.program.outputs)))
     for out in stored:
         tile = plan.results[out]
         write(tile, out, Strided(0, row_major(plan.tiles[tile].shape)))
-        summed.discard(out)
-    needed = {plan.results[out] for out in summed} | found.keys()
+    summed = {tile for out, tile in enumerate(plan.results) if out not in stored}
     skipped: set[int] = set()
-    for number, _ in reversed(plan.numbered_steps()):
-        users = {n for n, step in plan.numbered_steps() if number in step.operands}
-        if number in by_parts - needed and users <= skipped:
-            skipped.add(number)
+    for tile in sorted(by_parts - summed - found.keys(), reverse=True):
+        users = {n for n, step in plan.numbered_steps() if tile in step.operands}
+        if users <= skipped:
+            skipped.add(tile)
     return found, skipped
 
 

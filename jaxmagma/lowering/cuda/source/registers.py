@@ -88,7 +88,7 @@ class Registers:
 
     @property
     def _places_in_quads(self) -> str:
-        """Which of those of ``cuda/quad.cuh`` values have: of the plain one if empty."""
+        """What kind of quad of ``cuda/quad.cuh`` has the values: empty for the plain one."""
         if self.block.is_mirrored(self.sweep):
             return "Mirrored"
         return "Tail" if self.block.has_tail(self.sweep) else ""
