@@ -1,15 +1,17 @@
 """Time the programs of a case with several choices of parameters of their kernels.
 
 A choice is written as ``quads=True,fetch=0``; an empty one leaves all to the model, and ``known``
-is what calls use now. The parameters are those of ``Parameters`` in the backend's lowering. With
-``--table`` the fastest goes into a table, of those whose registers do not spill and that are faster
-than what is known by more than ``--margin``.
+is what calls use now, ``known,fetch=0`` that with another value of ``fetch``. The parameters are
+those of ``Parameters`` in the backend's lowering. With ``--table`` the fastest goes into a table,
+of those whose registers do not spill and that are faster than what is known by more than
+``--margin``.
 """
 
 import argparse
 import ast
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,11 +51,16 @@ def choice(text: str, machine: Device) -> Choice:
     Raises:
       ValueError: it is something else.
     """
-    if text == KNOWN:
-        return choices.choose(machine.program, machine.extents, machine.platform)
-    pairs = (pair.split("=", 1) for pair in text.split(",") if pair)
+    known, _, more = text.partition(",") if text.startswith(KNOWN) else ("", "", text)
+    given: dict[str, Any] = {}
+    if known:
+        now = choices.choose(machine.program, machine.extents, machine.platform)
+        if not more:
+            return now
+        given = dict(now.parameters or ())
+    pairs = (pair.split("=", 1) for pair in more.split(",") if pair)
     try:
-        given = {name: ast.literal_eval(value) for name, value in pairs}
+        given |= {name: ast.literal_eval(value) for name, value in pairs}
     except (ValueError, SyntaxError) as error:
         raise ValueError(f"{text!r} is not name=value, with values as in Python") from error
     return Choice.of(given, "variants") if given else MODEL
@@ -141,6 +148,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     jax.config.update("jax_enable_x64", True)
     with ThreadPoolExecutor() as executor:
         waiting = list(tasks(args, executor))
+        # Calls would wait for processors that are busy with the compiler.
+        futures.wait([one for task in waiting for one in task.compiled.values()])
         while waiting:
             task = waiting.pop(0)  # which has its arrays only as long as it runs
             found = compare(task, args.seconds)

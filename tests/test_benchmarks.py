@@ -425,11 +425,12 @@ SHORT = ["--megabytes", "0.1", "--seconds", "0.001"]
 
 
 def test_variants_of_a_case(capsys: pytest.CaptureFixture[str]) -> None:
-    assert variants.main(["^interp3d/p2$", "block=2", "", "block=none", *SHORT]) == 0
+    texts = ["block=2", "", "block=none", "known,block=1"]
+    assert variants.main(["^interp3d/p2$", *texts, *SHORT]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert {line.split()[0] for line in lines} == {"interp3d/p2.0"}
-    assert [line.split()[-1] for line in lines] == ["block=2", "ms", "block=none"]
-    assert ["GB/s" in line for line in lines] == [True, True, False]
+    assert [line.split()[-1] for line in lines] == [x or "ms" for x in texts]
+    assert ["GB/s" in line for line in lines] == [True, True, False, True]
 
 
 def test_a_case_of_plain_jax_has_no_variants(capsys: pytest.CaptureFixture[str]) -> None:
