@@ -47,6 +47,9 @@ struct Loaded {
 
 constexpr int kMostDevices = 64;
 
+// A block of so many threads adds up so many values of what the others have; as in reduce.cuh.
+constexpr int kTotalThreads = 512, kTotals = 4;
+
 struct State {
   static ffi::TypeId id;
 
@@ -56,8 +59,7 @@ struct State {
   std::vector<Copy> copies;
   int64_t threads = 0;
   int64_t shared_bytes = 0;
-  bool resident = false;  // no more blocks than a device has room for: they take turns
-  std::string bank;       // the bytes of constants, and zeros for what is copied
+  std::string bank;  // the bytes of constants, and zeros for what is copied
   std::string table;
 
   std::mutex mutex;
@@ -107,9 +109,9 @@ std::string Decode(const ffi::Dictionary& attributes, State& state) {
   state.name = std::string(*name);
   state.threads = *threads;
   state.shared_bytes = *shared;
-  state.resident = *resident;
   Signature& signature = state.signature;
   signature.elements = *elements;
+  signature.resident = *resident;
   if (*threads < 1 || *elements < 1 || *shared < 0) return "a launch parameter is not positive";
 
   const std::vector<int64_t> axes = List(*order);
@@ -212,13 +214,14 @@ std::string LoadOn(State& state, const Driver& driver, CUdevice device, bool reb
   }
   if (!state.signature.sums.empty() && !function("finish", &loaded.finish)) return error;
   if (!fill("bank", state.bank, &loaded.bank) || !fill("table", state.table, &table)) return error;
-  if (state.shared_bytes > 48 << 10) {
+  // Beyond 48 KB it must be asked for, and what the kernel has of its own counts as well.
+  if (state.shared_bytes > 0) {
     check(driver.function_set_attribute(loaded.kernel,
                                         CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                                         static_cast<int>(state.shared_bytes)),
           "this GPU has too little shared memory for a block");
   }
-  if (state.resident && error.empty()) {
+  if ((state.signature.resident || !state.signature.sums.empty()) && error.empty()) {
     int multiprocessors = 0, blocks = 0;
     driver.device_attribute(&multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
     check(driver.most_blocks(&blocks, loaded.kernel, static_cast<int>(state.threads),
@@ -310,10 +313,10 @@ ffi::Error DoExecute(State* state, int32_t ordinal, CUstream stream, ffi::Remain
     for (size_t i = 0; i < operands.size(); ++i) append(*operands.get<ffi::AnyBuffer>(i));
     for (size_t i = 0; i < results.size(); ++i) append(**results.get<ffi::AnyBuffer>(i));
     Launch launch;
-    if (std::string error = Prepare(state->signature, arrays, launch); !error.empty()) {
+    if (std::string error = Prepare(state->signature, arrays, loaded->most_blocks, launch);
+        !error.empty()) {
       return state->Fail(error);
     }
-    launch.blocks = std::min(launch.blocks, loaded->most_blocks);
     if (launch.blocks == 0) return ffi::Error::Success();
     if (launch.blocks > std::numeric_limits<int32_t>::max())
       return state->Fail("too many elements");
@@ -344,16 +347,15 @@ ffi::Error DoExecute(State* state, int32_t ordinal, CUstream stream, ffi::Remain
     if (result != CUDA_SUCCESS) return state->Fail("launch: " + driver->Why(result));
     if (!finish) return ffi::Error::Success();
 
-    constexpr int kValuesOfABlock = 4, kThreads = 128;  // as in reduce.cuh
     for (const auto& sum : state->signature.sums) {
       int64_t values = launch.outer * sum.size, chunks = launch.chunks, size = sum.size;
       if (values == 0) continue;
       void* partial = arrays.at(sum.workspace).data;
       void* total = arrays.at(sum.result).data;
       void* arguments[] = {&partial, &total, &values, &chunks, &size};
-      const int64_t blocks = (values + kValuesOfABlock - 1) / kValuesOfABlock;
-      result = driver->launch(loaded->finish, static_cast<unsigned>(blocks), 1, 1, kThreads, 1, 1,
-                              0, stream, arguments, nullptr);
+      const int64_t blocks = (values + kTotals - 1) / kTotals;
+      result = driver->launch(loaded->finish, static_cast<unsigned>(blocks), 1, 1, kTotalThreads, 1,
+                              1, 0, stream, arguments, nullptr);
       if (result != CUDA_SUCCESS) return state->Fail("sum: " + driver->Why(result));
     }
     return ffi::Error::Success();

@@ -1,5 +1,7 @@
 #include "launch.h"
 
+#include <algorithm>
+
 namespace jaxmagma {
 namespace {
 
@@ -33,9 +35,23 @@ void Merge(std::vector<int64_t>& extents, std::vector<std::vector<int64_t>>& str
   }
 }
 
+// Blocks of a sum follow each other on a device in so many rounds at most: a second one makes up
+// for multiprocessors that are slower than others, more of them only have more to add up in the
+// end.
+constexpr int64_t kMostRounds = 2;
+
+// So many chunks of each sum, or fewer, that the device is full from the first block to the last:
+// what is left after whole rounds would take as long as another one.
+int64_t WholeRounds(int64_t chunks, int64_t sums, int64_t most_blocks) {
+  if (sums == 0 || chunks <= most_blocks / sums) return chunks;
+  const int64_t rounds = std::min(kMostRounds, chunks * sums / most_blocks);
+  return std::max<int64_t>(1, rounds * most_blocks / sums);
+}
+
 }  // namespace
 
-std::string Prepare(const Signature& signature, const std::vector<Array>& arrays, Launch& launch) {
+std::string Prepare(const Signature& signature, const std::vector<Array>& arrays,
+                    int64_t most_blocks, Launch& launch) {
   const size_t rank = signature.order.size();
   std::vector<int64_t> extents(rank, -1);
   for (const auto& pointer : signature.pointers) {
@@ -63,13 +79,14 @@ std::string Prepare(const Signature& signature, const std::vector<Array>& arrays
   launch.chunks = 1;
   if (signature.sums.empty()) {
     launch.blocks = inner / signature.elements + (inner % signature.elements != 0);
+    if (signature.resident) launch.blocks = std::min(launch.blocks, most_blocks);
   } else {
     const int64_t workspace = signature.sums[0].workspace;
     if (workspace < 0 || static_cast<size_t>(workspace) >= arrays.size() ||
         arrays[workspace].rank != 3 || arrays[workspace].dims[0] != launch.outer) {
       return "the workspace has the wrong shape";
     }
-    launch.chunks = arrays[workspace].dims[1];
+    launch.chunks = WholeRounds(arrays[workspace].dims[1], launch.outer, most_blocks);
     launch.blocks = launch.outer * launch.chunks;
   }
 

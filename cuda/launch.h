@@ -28,7 +28,8 @@ struct Signature {
   std::vector<int64_t> order;  // batch axes in the order in which elements are numbered
   std::vector<Pointer> pointers;
   std::vector<Sum> sums;
-  int64_t elements = 1;  // of a block
+  int64_t elements = 1;   // of a block
+  bool resident = false;  // no more blocks than a device has room for: they take turns
 };
 
 // The kernel's first parameter (see batch.cuh), the others, and the number of blocks.
@@ -40,7 +41,8 @@ struct Launch {
   int64_t chunks = 1;
 };
 
-// Returns what is wrong with the arrays, or nothing.
-std::string Prepare(const Signature& signature, const std::vector<Array>& arrays, Launch& launch);
+// Returns what is wrong with the arrays, or nothing. A device has room for `most_blocks` at a time.
+std::string Prepare(const Signature& signature, const std::vector<Array>& arrays,
+                    int64_t most_blocks, Launch& launch);
 
 }  // namespace jaxmagma

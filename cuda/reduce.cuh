@@ -1,4 +1,4 @@
-// Sums, in an order that depends on the sizes alone: the same bits in every run.
+// Sums, in an order that depends on the sizes and the device alone: the same bits in every run.
 #pragma once
 
 #include "batch.cuh"
@@ -46,26 +46,32 @@ __device__ __forceinline__ void store(T* to, const Sum<T, SIZE, THREADS>& sum, i
   }
 }
 
-// total[outer, i] = sum_chunk partial[outer, chunk, i]; one warp for each value.
+// A block of so many threads makes so many totals, neighbours in memory; as in ffi.cc.
+constexpr int kTotalThreads = 512, kTotals = 4;
+
+// total[outer, i] = sum_chunk partial[outer, chunk, i]
 template <class T>
 __device__ __forceinline__ void total(const T* partial, T* total, long long values,
                                       long long chunks, long long size) {
-  constexpr int kWarps = 4;
-  __shared__ T sums[kWarps][32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const long long value = blockIdx.x * static_cast<long long>(kWarps) + warp;
+  constexpr int kShares = kTotalThreads / kTotals;
+  __shared__ T sums[kShares][kTotals];
+  const int share = threadIdx.x / kTotals, own = threadIdx.x % kTotals;
+  const long long value = blockIdx.x * static_cast<long long>(kTotals) + own;
   const long long outer = value / size, i = value % size;
   T sum{};
   if (value < values) {
-    for (long long c = lane; c < chunks; c += 32) sum += partial[(outer * chunks + c) * size + i];
+#pragma unroll 8
+    for (long long c = share; c < chunks; c += kShares) {
+      sum += partial[(outer * chunks + c) * size + i];
+    }
   }
-  sums[warp][lane] = sum;
+  sums[share][own] = sum;
 #pragma unroll
-  for (int half = 16; half > 0; half /= 2) {
-    __syncwarp();
-    if (lane < half) sums[warp][lane] += sums[warp][lane + half];
+  for (int half = kShares / 2; half > 0; half /= 2) {
+    sync<kTotalThreads>();
+    if (share < half) sums[share][own] += sums[share + half][own];
   }
-  if (lane == 0 && value < values) total[value] = sums[warp][0];
+  if (share == 0 && value < values) total[value] = sums[0][own];
 }
 
 }  // namespace jaxmagma

@@ -25,8 +25,6 @@ Array = np.ndarray[Any, Any]
 ROOT = Path(__file__).resolve().parent.parent
 
 _MAIN = """
-#include <algorithm>
-
 #include "launch.h"
 
 extern "C" const char* run(const int64_t* order, const int64_t* pointers, const int64_t* sums,
@@ -51,17 +49,21 @@ extern "C" const char* run(const int64_t* order, const int64_t* pointers, const 
   }
   Launch launch;
   static std::string error;
-  error = Prepare(signature, arrays, launch);
+  signature.resident = resident;
+  error = Prepare(signature, arrays, 2, launch);
   if (!error.empty()) return error.c_str();
-  if (resident) launch.blocks = std::min<int64_t>(launch.blocks, 2);
   void* const* p = launch.pointers.data();
   emulator::Launch(launch.blocks, threads, [&] { CALL });
-  for (const auto& sum : signature.sums) {
-    const int64_t values = launch.outer * sum.size;
-    emulator::Launch((values + 3) / 4, 128, [&] { FINISH });
-  }
+  FINISH
   return nullptr;
 }
+"""
+
+_FINISH = """
+  for (const auto& sum : signature.sums) {
+    const int64_t values = launch.outer * sum.size;
+    emulator::Launch((values + kTotals - 1) / kTotals, kTotalThreads, [&] { CALL });
+  }
 """
 
 
@@ -104,7 +106,8 @@ def _build(kernel: Kernel, folder: Path) -> ctypes.CDLL:
     finish = ""
     if "finish(" in source:
         data = (f"static_cast<{types[0]}*>(data[sum.{x}])" for x in ("workspace", "result"))
-        finish = f"finish({', '.join(data)}, values, launch.chunks, sum.size);"
+        call_finish = f"finish({', '.join(data)}, values, launch.chunks, sum.size);"
+        finish = _FINISH.replace("CALL", call_finish)
     main = _MAIN.replace("CALL", call).replace("FINISH", finish)
     return _compile(source + main, folder, kernel.attributes["name"], _launch_object(folder))
 

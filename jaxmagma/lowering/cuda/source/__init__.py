@@ -158,7 +158,7 @@ class Source:
         """The second kernel, which adds up what the blocks have."""
         text, type_ = self._text, self.block.type
         text()
-        text('extern "C" __global__ void __launch_bounds__(128)')
+        text('extern "C" __global__ void __launch_bounds__(kTotalThreads)')
         text(f"finish(const {type_}* partial, {type_}* sum, long long values,")
         with text.braces("       long long chunks, long long size)"):
             text("total(partial, sum, values, chunks, size);")
