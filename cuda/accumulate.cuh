@@ -3,8 +3,9 @@
 //
 // Every warp has the result in pieces of 8 x 8, as tensor cores give it: lane l has the values of
 // row l / 4 in columns 2 (l % 4) and 2 (l % 4) + 1. Warps take turns with the terms of the sum, so
-// what they have differs, and is added up in the end. Other types than double are multiplied by the
-// lanes themselves, which have the same values.
+// what they have differs, and is added up in the end. A last row or column that no other shares a
+// piece with is no piece: lanes multiply with it, lane l one of four terms. Other types than double
+// are multiplied by the lanes themselves, which have the same values.
 #pragma once
 
 #include "batch.cuh"
@@ -15,12 +16,30 @@
 
 namespace jaxmagma {
 
+// Whether the last of so many rows, or columns, is alone.
+template <class T>
+__device__ constexpr bool has_last(int) {
+  return false;
+}
+template <>
+__device__ constexpr bool has_last<double>(int extent) {
+  return extent > 8 && extent % 8 == 1;
+}
+
 // What a warp has of an (M, N) sum of products; SPLIT warps have pieces of the columns each.
 template <class T, int M, int N, int SPLIT = 1>
 struct ProductSum {
-  static constexpr int rows = (M + 7) / 8;
-  static constexpr int columns = ((N + 7) / 8 + SPLIT - 1) / SPLIT;
+  static constexpr bool has_last_row = has_last<T>(M), has_last_column = has_last<T>(N);
+  static constexpr int in_rows = M - has_last_row, in_columns = N - has_last_column;  // of pieces
+  static constexpr int rows = (in_rows + 7) / 8, every_column = (in_columns + 7) / 8;
+  static constexpr int columns = (every_column + SPLIT - 1) / SPLIT;
+  static constexpr int last_part = every_column % SPLIT;  // who has the last column
+  static constexpr int loads = rows + columns + has_last_row + has_last_column;  // for each term
   Pack<T, rows> value[columns][2] = {};
+  // Lane l: column l / 4 of each piece of the last row, and row l / 4 of the last column.
+  T last_row[columns] = {};
+  T last_column[rows] = {};
+  T corner = {};
 };
 
 // Where the products of one term begin: row 0 of the left operand, column 0 of the right one.
@@ -72,6 +91,23 @@ __device__ __forceinline__ void add(ProductSum<double, M, N, SPLIT>& sum, int la
   }
 #pragma unroll
   for (int j = 0; j < Sum::columns; ++j) multiply_add(sum.value[j], left, right[j]);
+  if constexpr (Sum::has_last_row) {
+    const double x = from.left[(M - 1) * Terms::row + term * Terms::left];
+    const double last = has ? x : 0.0;
+#pragma unroll
+    for (int j = 0; j < Sum::columns; ++j) sum.last_row[j] += last * right[j];
+  }
+  if constexpr (Sum::has_last_column) {
+    if (SPLIT == 1 || part == Sum::last_part) {
+      const double x = from.right[(N - 1) * Terms::column + term * Terms::right];
+      const double last = has ? x : 0.0;
+#pragma unroll
+      for (int i = 0; i < Sum::rows; ++i) sum.last_column[i] += left.value[i] * last;
+      if constexpr (Sum::has_last_row) {
+        sum.corner += (has ? from.left[(M - 1) * Terms::row + term * Terms::left] : 0.0) * last;
+      }
+    }
+  }
 }
 
 template <class Terms, class T, int M, int N, int SPLIT>
@@ -143,7 +179,7 @@ __device__ __forceinline__ void accumulate(ProductSum<T, M, N, SPLIT>& sum, int 
   constexpr int kShare = kWanted < kSteps ? (kSteps + kWanted - 1) / kWanted : 1;
   using Shares = Lines<(kSteps + kShare - 1) / kShare, ELEMENTS, K...>;
   constexpr int kTurns = (Shares::count + kWarps - 1) / kWarps;
-  constexpr int kLoads = kShare * (Sum::rows + Sum::columns);
+  constexpr int kLoads = kShare * Sum::loads;
   constexpr int kTogether = kLoads < 16 ? 16 / kLoads : 1;
   const int warp = thread / 32 / SPLIT;
   const Share<Terms, kShare, Sum, Slice<ELEMENTS>, Places> add_share = {
@@ -154,6 +190,38 @@ __device__ __forceinline__ void accumulate(ProductSum<T, M, N, SPLIT>& sum, int 
     if (Shares::count % kWarps == 0 || share < Shares::count) Shares::visit(share, add_share);
   }
 }
+
+// Adds what the four lanes of each row or column have of the last ones to what others had.
+template <int M, int N, int SPLIT>
+__device__ __forceinline__ void add_last(double* shared, const ProductSum<double, M, N, SPLIT>& sum,
+                                         int lane, int part, bool first) {
+  using Sum = ProductSum<double, M, N, SPLIT>;
+  auto add = [&](double own, int row, int column, bool has) {
+    own += from_lane(own, 1);
+    own += from_lane(own, 2);
+    if (!has || lane % 4 != 0) return;
+    double& total = shared[row * N + column];
+    total = first ? own : total + own;
+  };
+  if constexpr (Sum::has_last_row) {
+#pragma unroll
+    for (int j = 0; j < Sum::columns; ++j) {
+      const int column = 8 * (part + SPLIT * j) + lane / 4;
+      add(sum.last_row[j], M - 1, column, column < Sum::in_columns);
+    }
+  }
+  if constexpr (Sum::has_last_column) {
+    const bool own = part == Sum::last_part;
+#pragma unroll
+    for (int i = 0; i < Sum::rows; ++i) {
+      const int row = 8 * i + lane / 4;
+      add(sum.last_column[i], row, N - 1, own && row < Sum::in_rows);
+    }
+    if constexpr (Sum::has_last_row) add(sum.corner, M - 1, N - 1, own && lane == 0);
+  }
+}
+template <class T, int M, int N, int SPLIT>
+__device__ __forceinline__ void add_last(T*, const ProductSum<T, M, N, SPLIT>&, int, int, bool) {}
 
 // Adds up what the warps have, one after the other, and stores it, row by row.
 template <int THREADS, class T, int M, int N, int SPLIT>
@@ -172,7 +240,7 @@ __device__ __forceinline__ void store(T* to, const ProductSum<T, M, N, SPLIT>& s
           for (int h = 0; h < 2; ++h) {
             const int row = 8 * i + lane / 4;
             const int column = 8 * (part + SPLIT * j) + 2 * (lane % 4) + h;
-            if (row < M && column < N) {
+            if (row < Sum::in_rows && column < Sum::in_columns) {
               T& total = shared[row * N + column];
               const T own = sum.value[j][h].value[i];
               total = turn == 0 ? own : total + own;
@@ -180,6 +248,7 @@ __device__ __forceinline__ void store(T* to, const ProductSum<T, M, N, SPLIT>& s
           }
         }
       }
+      add_last(shared, sum, lane, part, turn == 0);
     }
     sync<THREADS>();
   }

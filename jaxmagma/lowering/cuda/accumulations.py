@@ -13,6 +13,8 @@ import math
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
+
 from jaxmagma.lowering.cuda.sweeps import QUAD, Accumulation
 from jaxmagma.plan import Plan, Pointwise, Product
 
@@ -48,7 +50,7 @@ def accumulations(plan: Plan, wanted: bool | None) -> tuple[list[Accumulation], 
         if terms is None:
             continue
         rows, columns = plan.tiles[tile].shape
-        registers = registers_of(rows, columns, plan.program.dtype.itemsize)
+        registers = registers_of(rows, columns, plan.program.dtype)
         small = whole_registers(plan, tile) <= WHOLE_REGISTERS
         if registers <= left and (wanted or small or filled(rows, columns) >= LEAST_FILLED):
             left -= registers
@@ -62,11 +64,18 @@ def filled(rows: int, columns: int) -> float:
     return rows * columns / math.prod(-(-x // PIECE) * PIECE for x in (rows, columns))
 
 
-def registers_of(rows: int, columns: int, itemsize: int, split: int = 1) -> int:
+def registers_of(rows: int, columns: int, dtype: np.dtype, split: int = 1) -> int:
     """Registers of a thread for a sum, if so many warps share its columns."""
-    down, across = -(-rows // PIECE), -(-columns // PIECE)
-    pieces = down * -(-across // split)
-    return pieces * 2 * max(1, itemsize // 4)
+    last_row, last_column = has_last(rows, dtype), has_last(columns, dtype)
+    down = math.ceil((rows - last_row) / PIECE)
+    across = math.ceil(math.ceil((columns - last_column) / PIECE) / split)
+    last = last_row * across + last_column * down + (last_row and last_column)
+    return (2 * down * across + last) * max(1, dtype.itemsize // 4)
+
+
+def has_last(extent: int, dtype: np.dtype) -> bool:
+    """Whether the last of so many rows, or columns, is no part of a piece, for it is alone."""
+    return dtype == np.float64 and extent > PIECE and extent % PIECE == 1
 
 
 def whole_registers(plan: Plan, tile: int) -> int:

@@ -312,7 +312,7 @@ class Block:
         registers = 0
         for output in self.accumulated - self.whole:
             rows, columns = self.plan.tiles[self.plan.results[output]].shape
-            registers += registers_of(rows, columns, self.dtype.itemsize, split)
+            registers += registers_of(rows, columns, self.dtype, split)
         return registers
 
     @property
