@@ -277,6 +277,8 @@ def test_rectangular_products(m: int, n: int, k: int) -> None:
         Parameters(quads=True, threads=32, groups=2, slices=2),
         Parameters(quads=True, ahead=True, fetch=2),
         Parameters(quads=True, ahead=True, fetch=1, threads=32, groups=2, elements=3),
+        Parameters(quads=True, fetch=2, reuse=2),
+        Parameters(quads=True, fetch=2, reuse=1, elements=3, threads=64, slices=2),
     ],
     ids=str,
 )
@@ -295,6 +297,30 @@ def test_operands_come_ahead(program: ElementProgram, elements: int) -> None:
     """Blocks work through more elements than a GPU has room for at a time."""
     for fetch in (1, 2):
         check(program, elements, parameters=Parameters(quads=True, ahead=True, fetch=fetch))
+
+
+@pytest.mark.parametrize("n", [9, 17, 21, 32])
+@pytest.mark.parametrize("elements", [1, ELEMENTS])
+def test_tiles_take_the_place_of_fetched_operands(n: int, elements: int) -> None:
+    """Every other element of odd size begins in the middle of what the copy engine moves."""
+    for reuse in (1, 3):
+        given = Parameters(quads=True, fetch=3, reuse=reuse)
+        check(gradient(chain(n)), elements, parameters=given)
+
+
+@pytest.mark.parametrize("n", [9, 17, 25])
+def test_sums_with_a_last_row_and_column(n: int) -> None:
+    check(gradient(chain(n, constant=False)), ELEMENTS)
+    check(contraction("emk,ekn->mn", {"m": n, "n": 17, "k": 6}), ELEMENTS)
+
+
+def test_all_shared_memory_that_need_not_be_asked_for() -> None:
+    """48 KB, of which the kernel has some for itself."""
+    program, parameters = gradient(chain(31, constant=False)), Parameters(threads=64, reuse=3)
+    kernel = lower(planned(program), (ELEMENTS,), parameters)
+    assert isinstance(kernel, Kernel)
+    assert 0 <= (48 << 10) - kernel.attributes["shared_bytes"] < 32, "layouts changed: find another"
+    check(program, ELEMENTS, parameters=parameters)
 
 
 def test_more_values_than_31_bits_count() -> None:

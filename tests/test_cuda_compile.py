@@ -493,6 +493,8 @@ def test_numbers_of_several_outputs(emulated: Path) -> None:
         {"quads": True, "fibres": 3, "elements": 2, "threads": 64},
         {"quads": True, "ahead": True, "fetch": 2},
         {"quads": True, "ahead": True, "fetch": 1, "threads": 32, "groups": 2, "elements": 3},
+        {"quads": True, "fetch": 2, "reuse": 1},
+        {"quads": True, "fetch": 2, "reuse": 2, "elements": 3, "threads": 64, "slices": 2},
     ],
     ids=str,
 )
@@ -500,6 +502,21 @@ def test_numbers_do_not_depend_on_parameters(options: dict[str, Any], emulated: 
     for extents in ((1,), (23,)):
         emulate(mass(2), extents, emulated, **options)
         emulate(chain(4), extents, emulated, **options)
+
+
+def test_tiles_take_the_place_of_fetched_operands(emulated: Path) -> None:
+    """Of as many as they may; what comes ahead of the next elements keeps its place."""
+    program = gradient(chain(9))
+    fetched: dict[str, Any] = {"quads": True, "fetch": 3, "elements": 1}
+    kernels = [lowered(program, **fetched, reuse=reuse) for reuse in range(4)]
+    sizes = [kernel.attributes["shared_bytes"] for kernel in kernels]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[-1]
+    # What is there begins in the first or second of a pair of values, as the operand before it.
+    begins = [kernel.source.count("return fetched(") for kernel in kernels]
+    assert begins[0] == 3 and begins[-1] == 6
+    emulate(program, (7,), emulated, **fetched, reuse=3)
+    ahead = [lowered(program, **fetched, ahead=True, reuse=reuse).source for reuse in (0, 3)]
+    assert ahead[0] == ahead[1]
 
 
 @pytest.mark.parametrize("program", [chain(9), gradient(chain(5))], ids=str)
@@ -520,6 +537,7 @@ SUMMED_PRODUCTS = [
     (8, 8, 4),
     (9, 17, 7),
     (17, 1, 3),
+    (25, 17, 6),
     (16, 24, 1),
     (32, 32, 9),
 ]
@@ -594,16 +612,18 @@ def test_numbers_of_gradients(
         emulate(gradient(program), (elements,), emulated, **options)
 
 
-def test_wide_sums_are_shared_by_warps(emulated: Path) -> None:
+@pytest.mark.parametrize("n", [25, 26])
+def test_wide_sums_are_shared_by_warps(n: int, emulated: Path) -> None:
     """Columns of a sum that one warp has no registers for are divided."""
-    program = gradient(chain(26, constant=False))
-    assert "ProductSum<double, 26, 26, 2>" in lowered(program, accumulate=True).source
+    program = gradient(chain(n, constant=False))
+    assert f"ProductSum<double, {n}, {n}, 2>" in lowered(program, accumulate=True).source
     emulate(program, (3,), emulated, accumulate=True)
 
 
-def test_only_terms_that_are_there_are_summed(emulated: Path) -> None:
+@pytest.mark.parametrize("sizes", [{"m": 3, "n": 2, "k": 5}, {"m": 9, "n": 17, "k": 5}], ids=str)
+def test_only_terms_that_are_there_are_summed(sizes: dict[str, int], emulated: Path) -> None:
     """Lanes without a term read one of another element, which may be infinite, and add nothing."""
-    program = contraction("emk,ekn->mn", {"m": 3, "n": 2, "k": 5})
+    program = contraction("emk,ekn->mn", sizes)
     for element in (0, 6):
         left, right = arguments(program, (7,))
         left[element, 1, 2] = np.inf

@@ -110,6 +110,7 @@ CUDA = Space(
         one("fibres", None, 1, 2, 4),
         one("near_bytes", None, 0, 1 << 14),
         one("in_place", None, True, False),
+        one("reuse", None, 0, 3, 2, 1),
         one("slices", None, 1, 2, 4),
         one("accumulate", None, True, False),
         one("whole_sums", None, True, False),

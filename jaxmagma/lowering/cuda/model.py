@@ -101,6 +101,8 @@ CHEAP, DEAR = 1e-3, 0.03
 WITHOUT_ENGINE = ("sm_80", "sm_86", "sm_87", "sm_89")
 # So long are rows that had better come to each warp as it needs them.
 ROW_VALUES = 11
+# So many threads are enough where each warp has elements of its own, and registers for no more.
+ALONE_THREADS = 224
 # Matrices stay in registers, if they take no more than this; less for each fibre more of a quad.
 HELD_REGISTERS = 150
 ANOTHER_FIBRE = 20
@@ -433,6 +435,8 @@ def place_tiles(block: Block, tight: bool) -> None:
     if block.parameters.in_place is None and not has_room(block):
         in_place = True
         block.shared = shared_of(block, in_place, tight)
+    if in_place and block.alone and not block.accumulations and block.parameters.reuse is None:
+        reuse_operands(block, tight)
     if block.ahead and block.fetched and not block.alone and not has_room(block):
         # Where more groups have room so, what comes ahead comes late.
         early, most = block.shared, resident(block)
@@ -443,7 +447,20 @@ def place_tiles(block: Block, tight: bool) -> None:
     block.shared.values = max([block.shared.values, *map(block.sum_size, block.accumulated)])
 
 
-def shared_of(block: Block, in_place: bool, tight: bool, late: bool = False) -> Shared:
+def reuse_operands(block: Block, tight: bool) -> None:
+    """Has tiles take the place of as few fetched operands as leave room for enough warps.
+
+    Rows there have no padding, and where a tile begins is only known when the kernel runs.
+    """
+    for reuse in range(1, len(block.fetched) + 1):
+        if block.ahead or resident(block) * block.threads * block.groups >= ALONE_THREADS:
+            return
+        block.shared = shared_of(block, True, tight, reuse=reuse)
+
+
+def shared_of(
+    block: Block, in_place: bool, tight: bool, late: bool = False, reuse: int = 0
+) -> Shared:
     """The places of tiles, for the threads and elements of the block."""
     padding = block.parameters.padding
     if padding is None:
@@ -451,7 +468,8 @@ def shared_of(block: Block, in_place: bool, tight: bool, late: bool = False) -> 
     possible = block.possible_spreads()
     price = DEAR if is_crowded_by_tiles(block) else CHEAP
     shared = Shared(block.uses, block.threads, block.elements, padding, possible, price, late)
-    return shared.place(rooms_of(block.uses, in_place))
+    given = block.parameters.reuse
+    return shared.place(rooms_of(block.uses, in_place, reuse if given is None else given))
 
 
 def is_crowded_by_tiles(block: Block) -> bool:

@@ -38,6 +38,7 @@ class Parameters:
     padding: int | None = None  # at most, of axes in shared memory, against bank conflicts
     spread: int | None = None  # at most, of the lines that neighbouring quads have
     in_place: bool | None = None  # tiles take the place of those that they are made from
+    reuse: int | None = None  # and that of so many operands which the copy engine brought
     shared_bytes: int = SHARED_BYTES  # most shared memory for one block
     # Of matrices that are symmetric about their centre, even and odd halves are multiplied.
     even_odd: bool | None = None

@@ -8,7 +8,7 @@ was: nobody else reads or writes there.  Tiles that take each other's place shar
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from jaxmagma.lowering.cuda import banks, spreads
@@ -85,28 +85,39 @@ class Room:
     shape: tuple[int, ...]
     axes: dict[int, tuple[int, ...]]
 
+    def with_tile(self, tile: int, axes: tuple[int, ...], shape: tuple[int, ...]) -> "Room":
+        """The same with another tile after those it has."""
+        extents = dict(zip(axes, shape, strict=True))
+        whole = tuple(max(x, extents[n]) for n, x in enumerate(self.shape))
+        return Room(whole, {**self.axes, tile: axes})
 
-def rooms_of(uses: Uses, in_place: bool) -> list[Room]:
-    """The tiles in shared memory, those together that take each other's place."""
+
+def rooms_of(uses: Uses, in_place: bool, reuse: int = 0) -> list[Room]:
+    """The tiles in shared memory, those together that take each other's place.
+
+    Also that of ``reuse`` operands which the copy engine brought.
+    """
+    kept = uses.fetched if uses.ahead else set(sorted(uses.fetched)[reuse:])
     rooms: list[Room] = []
     room_of: dict[int, Room] = {}
     for tile in sorted(uses.tiles, key=lambda x: (uses.maker[x], x)):
         shape = uses.plan.tiles[tile].shape
-        found = _replaced(uses, tile, room_of) if in_place else None
-        if found is None:
-            room = Room(shape, {tile: tuple(range(len(shape)))})
-            rooms.append(room)
-        else:
+        found = _replaced(uses, tile, room_of.keys() - kept) if in_place else None
+        room = Room(shape, {tile: tuple(range(len(shape)))})
+        if found is not None:
             before, order = found
-            room = room_of.pop(before)
-            room.axes[tile] = axes = tuple(room.axes[before][n] for n in order)
-            extents = dict(zip(axes, shape, strict=True))
-            room.shape = tuple(max(x, extents[n]) for n, x in enumerate(room.shape))
+            old = room_of[before]
+            wider = old.with_tile(tile, tuple(old.axes[before][n] for n in order), shape)
+            # The copy engine writes as if there was nothing between rows.
+            if not uses.fetched & old.axes.keys() or wider.shape[1:] == old.shape[1:]:
+                rooms[rooms.index(room_of.pop(before))] = room_of[tile] = wider
+                continue
+        rooms.append(room)
         room_of[tile] = room
     return rooms
 
 
-def _replaced(uses: Uses, tile: int, candidates: Iterable[int]) -> tuple[int, list[int]] | None:
+def _replaced(uses: Uses, tile: int, candidates: Set[int]) -> tuple[int, list[int]] | None:
     """A tile whose place another one may take, and which of its axes are the other's.
 
     Every fibre is read by who writes the new one there, and by nobody after that.
@@ -120,7 +131,7 @@ def _replaced(uses: Uses, tile: int, candidates: Iterable[int]) -> tuple[int, li
     when = [move.result for move in stage.moves].index(made)
     for value in stage.loads:
         before = value.tile
-        if before not in candidates or before in uses.plain | uses.fetched:
+        if before not in candidates or before in uses.plain:
             continue
         if not _on_same_lines(value, made):
             continue
@@ -192,6 +203,7 @@ class Shared:
         self.price = price  # of a value of an element, in bank conflicts
         self.layouts: dict[int, Layout] = {}
         self.offsets: dict[int, int] = {}
+        self.where_fetched: dict[int, int] = {}  # tiles where the copy engine brings another one
         self.values = 0  # of all elements of a group
 
     def place(self, rooms: Iterable[Room]) -> "Shared":
@@ -208,6 +220,8 @@ class Shared:
         places = min(map(self._places, (given, largest_first)), key=lambda x: x[0])
         self.values = places[0]
         for (room, layout), begin in places[1]:
+            for fetched in self.uses.fetched & room.axes.keys():
+                self.where_fetched.update(dict.fromkeys(room.axes, fetched))
             for tile, axes in room.axes.items():
                 self.layouts[tile] = Layout(tuple(layout.strides[x] for x in axes), layout.element)
                 self.offsets[tile] = begin

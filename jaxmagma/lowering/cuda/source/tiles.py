@@ -94,8 +94,9 @@ class Tiles:
         """The same, in shared memory."""
         size = self.block.shared.layouts[tile].element
         place = f"shared + {self.block.shared.offsets[tile]} + {size} * e"
-        if tile in self.block.fetched:
-            place = f"fetched({place}, g{tile}(e))"
+        fetched = self.block.shared.where_fetched.get(tile)
+        if fetched is not None and fetched in self.block.fetched:
+            place = f"fetched({place}, g{fetched}(e))"
         return f"[&](int e) {{ return {place}; }}"
 
     def _operand(self, tile: int) -> Pointer:
