@@ -99,19 +99,26 @@ def tasks(args: argparse.Namespace, executor: ThreadPoolExecutor) -> Iterator[Ta
 
 def compare(task: Task, seconds: float) -> dict[str, tuple[Candidate, Timing]]:
     """Times what could be compiled, and prints a line for each choice."""
-    built = {text: one.result() for text, one in task.compiled.items() if not one.exception()}
-    fns = {text: executable for text, (_, executable) in built.items()}
-    first = task.machine.outputs(next(iter(fns.values()))) if fns else []
-    wrong = {text for text, fn in fns.items() if not task.machine.same(fn, first)}
-    fns = {text: fn for text, fn in fns.items() if text not in wrong}
+    built: dict[str, tuple[Candidate, Executable]] = {}
+    failed: dict[str, str] = {}
+    first: list[jax.Array] | None = None
+    for text, one in task.compiled.items():
+        try:
+            built[text] = one.result()
+            executable = built[text][1]
+            if first is None:
+                first = task.machine.outputs(executable)
+            elif not task.machine.same(executable, first):
+                failed[text] = "computes something else than the first"
+        except Exception as error:  # of the compiler, the driver or XLA: others go on
+            failed[text] = repr(error)
+    fns = {text: executable for text, (_, executable) in built.items() if text not in failed}
     sets = [tuple(arrays) for arrays in task.machine.inputs]
     timings = measure.compare(fns, sets, measure.Effort(seconds, 3, 15))
     least_bytes = task.machine.program.least_bytes(task.machine.extents)
-    for text, one in task.compiled.items():
-        said = repr(one.exception())
-        if text in wrong:
-            said = "computes something else than the first"
-        elif text in timings:
+    for text in task.compiled:
+        said = failed.get(text, "")
+        if text in timings:
             median, candidate = timings[text].median, built[text][0]
             said = f"{least_bytes / median / 1e9:7.0f} GB/s {median * 1e3:9.4f} ms"
             said += f" {candidate.registers:4} registers" if candidate.registers else ""

@@ -293,6 +293,13 @@ def test_groups_of_threads_are_warps() -> None:
         Parameters(threads=64, groups=2)
 
 
+@pytest.mark.parametrize("name", ["threads", "elements", "fetch", "reuse"])
+def test_parameters_that_make_no_sense(name: str) -> None:
+    options: dict[str, Any] = {name: -1}
+    with pytest.raises(ValueError, match=f"{name}=-1"):
+        Parameters(**options)
+
+
 # ---- Numbers ---------------------------------------------------------------------------------
 
 

@@ -50,5 +50,9 @@ class Parameters:
             given = getattr(self, name)
             if given is not None and given < 1:
                 raise ValueError(f"{name}={given} is none at all")
+        for name in ("fetch", "reuse"):
+            given = getattr(self, name)
+            if given is not None and given < 0:
+                raise ValueError(f"{name}={given} is less than none")
         if self.groups is not None and self.groups > 1 and self.threads != WARP:
             raise ValueError(f"groups of {self.threads} threads: several in a block have 32 each")
