@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #define __constant__
@@ -27,9 +28,12 @@ alignas(16) static unsigned char memory[256 << 10];
 
 namespace emulator {
 
+constexpr size_t kStackBytes = 256 << 10;
+
 struct Thread {
   ucontext_t context;
-  std::vector<char> stack = std::vector<char>(256 << 10);
+  // Not initialised: what no call reaches takes no memory.
+  std::unique_ptr<char[]> stack{new char[kStackBytes]};
   bool done = false;
 };
 
@@ -95,8 +99,8 @@ inline void Launch(int64_t blocks, int64_t count, std::function<void()> kernel) 
     std::memset(memory, 0xff, sizeof(memory));
     for (Thread& thread : threads) {
       getcontext(&thread.context);
-      thread.context.uc_stack.ss_sp = thread.stack.data();
-      thread.context.uc_stack.ss_size = thread.stack.size();
+      thread.context.uc_stack.ss_sp = thread.stack.get();
+      thread.context.uc_stack.ss_size = kStackBytes;
       thread.context.uc_link = &scheduler;
       thread.done = false;
       makecontext(&thread.context, Start, 0);
@@ -110,6 +114,7 @@ inline void Launch(int64_t blocks, int64_t count, std::function<void()> kernel) 
       }
     }
   }
+  threads.clear();  // every kernel is a library that stays loaded
 }
 
 }  // namespace emulator
