@@ -48,7 +48,7 @@ racecheck() {
 }
 
 benchmark() {
-  # Without peers first: that is what a short loan of a device has time for.
+  # Without peers first: that is what there is time for where a device is short.
   local status=0
   "$python" -m benchmarks --suite ceiling bgemm --no-peer --json "$out/ceiling.json" || status=1
   "$python" -m benchmarks --json "$out/overview.json" || status=1
