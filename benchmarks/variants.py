@@ -51,16 +51,17 @@ def choice(text: str, machine: Device) -> Choice:
     Raises:
       ValueError: it is something else.
     """
-    known, _, more = text.partition(",") if text.startswith(KNOWN) else ("", "", text)
+    known, _, more = text.partition(",")
     given: dict[str, Any] = {}
-    if known:
+    if known == KNOWN:
         now = choices.choose(machine.program, machine.extents, machine.platform)
         if not more:
             return now
         given = dict(now.parameters or ())
-    pairs = (pair.split("=", 1) for pair in more.split(",") if pair)
+    pairs = (more if known == KNOWN else text).split(",")
     try:
-        given |= {name: ast.literal_eval(value) for name, value in pairs}
+        split = (pair.split("=", 1) for pair in pairs if pair)
+        given |= {name: ast.literal_eval(value) for name, value in split}
     except (ValueError, SyntaxError) as error:
         raise ValueError(f"{text!r} is not name=value, with values as in Python") from error
     return Choice.of(given, "variants") if given else MODEL

@@ -76,36 +76,35 @@ __device__ __forceinline__ void add(ProductSum<double, M, N, SPLIT>& sum, int la
   using Sum = ProductSum<double, M, N, SPLIT>;
   const bool has = Terms::count % 4 == 0 || first + lane % 4 < Terms::count;
   const int term = first + (has ? lane % 4 : 0);
+  const auto left_of = [&](int row) {
+    const double x = from.left[row * Terms::row + term * Terms::left];
+    return has ? x : 0.0;
+  };
+  const auto right_of = [&](int column) {
+    const double x = from.right[column * Terms::column + term * Terms::right];
+    return has ? x : 0.0;
+  };
   Pack<double, Sum::rows> left;
   double right[Sum::columns];
 #pragma unroll
-  for (int i = 0; i < Sum::rows; ++i) {
-    const double x = from.left[within<M>(i, lane / 4) * Terms::row + term * Terms::left];
-    left.value[i] = has ? x : 0.0;
-  }
+  for (int i = 0; i < Sum::rows; ++i) left.value[i] = left_of(within<M>(i, lane / 4));
 #pragma unroll
   for (int j = 0; j < Sum::columns; ++j) {
-    const int column = within<N>(part + SPLIT * j, lane / 4);
-    const double x = from.right[column * Terms::column + term * Terms::right];
-    right[j] = has ? x : 0.0;
+    right[j] = right_of(within<N>(part + SPLIT * j, lane / 4));
   }
 #pragma unroll
   for (int j = 0; j < Sum::columns; ++j) multiply_add(sum.value[j], left, right[j]);
+  const double last_left = Sum::has_last_row ? left_of(M - 1) : 0.0;
   if constexpr (Sum::has_last_row) {
-    const double x = from.left[(M - 1) * Terms::row + term * Terms::left];
-    const double last = has ? x : 0.0;
 #pragma unroll
-    for (int j = 0; j < Sum::columns; ++j) sum.last_row[j] += last * right[j];
+    for (int j = 0; j < Sum::columns; ++j) sum.last_row[j] += last_left * right[j];
   }
   if constexpr (Sum::has_last_column) {
     if (SPLIT == 1 || part == Sum::last_part) {
-      const double x = from.right[(N - 1) * Terms::column + term * Terms::right];
-      const double last = has ? x : 0.0;
+      const double last = right_of(N - 1);
 #pragma unroll
       for (int i = 0; i < Sum::rows; ++i) sum.last_column[i] += left.value[i] * last;
-      if constexpr (Sum::has_last_row) {
-        sum.corner += (has ? from.left[(M - 1) * Terms::row + term * Terms::left] : 0.0) * last;
-      }
+      if constexpr (Sum::has_last_row) sum.corner += last_left * last;
     }
   }
 }

@@ -35,9 +35,8 @@ void Merge(std::vector<int64_t>& extents, std::vector<std::vector<int64_t>>& str
   }
 }
 
-// Blocks of a sum follow each other on a device in so many rounds at most: a second one makes up
-// for multiprocessors that are slower than others, more of them only have more to add up in the
-// end.
+// Blocks of a sum follow each other on a device in so many rounds at most: the more of them, the
+// more there is to add up in the end.
 constexpr int64_t kMostRounds = 2;
 
 // So many chunks of each sum, or fewer, that the device is full from the first block to the last:

@@ -24,6 +24,7 @@ Array = np.ndarray[Any, Any]
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# As if a device had room for two blocks at a time.
 _MAIN = """
 #include "launch.h"
 

@@ -74,7 +74,7 @@ def registers_of(rows: int, columns: int, dtype: np.dtype, split: int = 1) -> in
 
 
 def has_last(extent: int, dtype: np.dtype) -> bool:
-    """Whether the last of so many rows, or columns, is no part of a piece, for it is alone."""
+    """Whether the last of so many rows, or columns, is in no piece, as in ``accumulate.cuh``."""
     return dtype == np.float64 and extent > PIECE and extent % PIECE == 1
 
 

@@ -435,7 +435,8 @@ def place_tiles(block: Block, tight: bool) -> None:
     if block.parameters.in_place is None and not has_room(block):
         in_place = True
         block.shared = shared_of(block, in_place, tight)
-    if in_place and block.alone and not block.accumulations and block.parameters.reuse is None:
+    kept = block.ahead or bool(block.accumulations) or block.parameters.reuse is not None
+    if in_place and block.alone and not kept:
         reuse_operands(block, tight)
     if block.ahead and block.fetched and not block.alone and not has_room(block):
         # Where more groups have room so, what comes ahead comes late.
@@ -453,7 +454,7 @@ def reuse_operands(block: Block, tight: bool) -> None:
     Rows there have no padding, and where a tile begins is only known when the kernel runs.
     """
     for reuse in range(1, len(block.fetched) + 1):
-        if block.ahead or resident(block) * block.threads * block.groups >= ALONE_THREADS:
+        if resident(block) * block.threads * block.groups >= ALONE_THREADS:
             return
         block.shared = shared_of(block, True, tight, reuse=reuse)
 

@@ -95,7 +95,7 @@ class Tiles:
         size = self.block.shared.layouts[tile].element
         place = f"shared + {self.block.shared.offsets[tile]} + {size} * e"
         fetched = self.block.shared.where_fetched.get(tile)
-        if fetched is not None and fetched in self.block.fetched:
+        if fetched in self.block.fetched:
             place = f"fetched({place}, g{fetched}(e))"
         return f"[&](int e) {{ return {place}; }}"
 
