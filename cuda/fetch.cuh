@@ -3,7 +3,7 @@
 // It moves whole groups of 16 bytes between places that are multiples of 16. A tile of values of 8
 // bytes may begin in the middle of one: then it lies in shared memory as it does in global memory,
 // one value later, and threads bring what is at its ends. Where there is no such engine they bring
-// all of it.
+// all of it. A tile comes as a whole, or in parts of an even size that are apart in shared memory.
 #pragma once
 
 #include "batch.cuh"
@@ -33,34 +33,40 @@ __device__ __forceinline__ unsigned in_shared(const void* at) {
   return static_cast<unsigned>(__cvta_generic_to_shared(at));
 }
 
-// Before the first fetch: as many threads bring tiles as there are elements.
-template <int THREADS, int ELEMENTS>
-__device__ __forceinline__ void prepare(int thread, Arrival* arrived, int count) {
-  static_assert(ELEMENTS <= THREADS, "a thread for each element");
+// Before the first fetch, for tiles of all elements that come in PARTS each.
+template <int THREADS, int ELEMENTS, int... PARTS>
+__device__ __forceinline__ void prepare(int thread, Arrival* arrived) {
   if (thread == 0) {
-    for (int n = 0; n < count; ++n) {
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(in_shared(arrived + n)),
-                   "r"(ELEMENTS)
+    const auto init = [&](int parts) {
+      // As many threads as there are parts bring them, or all.
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(in_shared(arrived++)),
+                   "r"(parts < THREADS ? parts : THREADS)
                    : "memory");
-    }
+    };
+    (init(ELEMENTS * PARTS), ...);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   sync<THREADS>();
 }
 
-// Brings the tiles of SIZE values from(e) to to(e), for all elements.
-template <int THREADS, int ELEMENTS, int SIZE, class To, class From>
+// Brings the tiles from(e) to to(e), for all elements: PARTS of SIZE values, STRIDE apart there.
+template <int THREADS, int ELEMENTS, int PARTS, int SIZE, int STRIDE, class To, class From>
 __device__ __forceinline__ void fetch(int thread, Arrival& arrived, const To& to,
                                       const From& from) {
-  if (thread < ELEMENTS) {
-    const auto* const source = from(thread);
-    auto* const target = to(thread);
-    constexpr int kValue = sizeof(*source);
-    const int head = in_group(source), tail = (SIZE - head) % (16 / kValue);
+  if (thread >= ELEMENTS * PARTS) return;
+  const unsigned barrier = in_shared(&arrived);
+  // What threads have done there before comes first.
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#pragma unroll 1
+  for (int n = thread; n < ELEMENTS * PARTS; n += THREADS) {
+    const int e = n / PARTS, part = n % PARTS;
+    const auto* const source = from(e) + part * SIZE;
+    auto* const target = to(e) + part * STRIDE;
+    constexpr int kValue = sizeof(*source), kGroup = 16 / kValue;
+    static_assert(PARTS == 1 || (SIZE % kGroup == 0 && STRIDE % kGroup == 0),
+                  "all parts begin in the same half of a group");
+    const int head = in_group(source), tail = (SIZE - head) % kGroup;
     const int bytes = (SIZE - head - tail) * kValue;
-    const unsigned barrier = in_shared(&arrived);
-    // What threads have done there before comes first.
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     if (bytes > 0) {
       asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier),
                    "r"(bytes)
@@ -73,8 +79,8 @@ __device__ __forceinline__ void fetch(int thread, Arrival& arrived, const To& to
     }
     if (head) target[0] = source[0];
     if (tail) target[SIZE - 1] = source[SIZE - 1];
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
   }
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // Until the fetch number `phase`, even or odd, has arrived.
@@ -101,12 +107,13 @@ __device__ __forceinline__ T* fetched(T* to, const T*) {
   return to;
 }
 
-template <int THREADS, int ELEMENTS>
-__device__ __forceinline__ void prepare(int, Arrival*, int) {}
+template <int THREADS, int ELEMENTS, int... PARTS>
+__device__ __forceinline__ void prepare(int, Arrival*) {}
 
-template <int THREADS, int ELEMENTS, int SIZE, class To, class From>
+template <int THREADS, int ELEMENTS, int PARTS, int SIZE, int STRIDE, class To, class From>
 __device__ __forceinline__ void fetch(int thread, Arrival&, const To& to, const From& from) {
-  values<THREADS, ELEMENTS, SIZE>(thread, [&](int e, int i) { to(e)[i] = from(e)[i]; });
+  values<THREADS, ELEMENTS, PARTS * SIZE>(
+      thread, [&](int e, int i) { to(e)[i / SIZE * STRIDE + i % SIZE] = from(e)[i]; });
 }
 
 template <int THREADS>

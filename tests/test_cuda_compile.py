@@ -501,6 +501,8 @@ def test_numbers_of_several_outputs(emulated: Path) -> None:
         {"quads": True, "ahead": True, "fetch": 2},
         {"quads": True, "ahead": True, "fetch": 1, "threads": 32, "groups": 2, "elements": 3},
         {"quads": True, "fetch": 2, "reuse": 1},
+        {"quads": True, "fetch": 2, "reuse": 2, "apart": True},
+        {"quads": True, "fetch": 3, "apart": True, "elements": 3, "threads": 64, "slices": 2},
         {"quads": True, "fetch": 2, "reuse": 2, "elements": 3, "threads": 64, "slices": 2},
     ],
     ids=str,
@@ -524,6 +526,16 @@ def test_tiles_take_the_place_of_fetched_operands(emulated: Path) -> None:
     emulate(program, (7,), emulated, **fetched, reuse=3)
     ahead = [lowered(program, **fetched, ahead=True, reuse=reuse).source for reuse in (0, 3)]
     assert ahead[0] == ahead[1]
+
+
+@pytest.mark.parametrize("program", [chain(16), mass(7), gradient(chain(16))], ids=str)
+def test_parts_of_fetched_operands_are_apart(program: ElementProgram, emulated: Path) -> None:
+    """Planes or rows whose distance would be a multiple of the banks, and no others."""
+    fetched: dict[str, Any] = {"quads": True, "fetch": 3}
+    whole, parts = (lowered(program, **fetched, apart=apart).source for apart in (False, True))
+    assert "fetch<kThreads, kElements, 1, " in whole and whole != parts
+    for options in ({"elements": 1}, {"elements": 3, "threads": 64, "ahead": True}):
+        emulate(program, (7,), emulated, **fetched, **options, apart=True)
 
 
 @pytest.mark.parametrize("program", [chain(9), gradient(chain(5))], ids=str)

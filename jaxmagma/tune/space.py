@@ -115,6 +115,7 @@ CUDA = Space(
         one("accumulate", None, True, False),
         one("whole_sums", None, True, False),
         one("fetch", None, 0, 1, 2),
+        one("apart", None, True),
         one("ahead", None, True, False),
         one("hold", None, True, False),
         one("tails", None, True, False),

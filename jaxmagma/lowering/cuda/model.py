@@ -468,7 +468,9 @@ def shared_of(
         padding = 0 if tight else WIDE if block.quads else NARROW
     possible = block.possible_spreads()
     price = DEAR if is_crowded_by_tiles(block) else CHEAP
-    shared = Shared(block.uses, block.threads, block.elements, padding, possible, price, late)
+    apart = bool(block.parameters.apart)
+    threads, elements = block.threads, block.elements
+    shared = Shared(block.uses, threads, elements, padding, possible, price, late, apart)
     given = block.parameters.reuse
     return shared.place(rooms_of(block.uses, in_place, reuse if given is None else given))
 

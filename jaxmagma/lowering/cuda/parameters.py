@@ -33,6 +33,7 @@ class Parameters:
     hold: bool | None = None  # matrices for tensor cores stay in registers
     tails: bool | None = None  # of them, threads multiply with a last row or column that is alone
     fetch: int | None = None  # operands of quads that the copy engine brings to shared memory
+    apart: bool | None = None  # planes or rows of these are apart there, against bank conflicts
     stream: bool | None = None  # rows of others, for each warp as it needs them
     ahead: bool | None = None  # while there is work on the elements before
     padding: int | None = None  # at most, of axes in shared memory, against bank conflicts

@@ -105,7 +105,8 @@ class Source:
             groups, own = ("[kGroups]", "[group]") if several else ("", "")
             text(f"__shared__ Arrival arrivals{groups}[{count}];")
             text(f"Arrival* const arrived = arrivals{own};")
-            text(f"prepare<kThreads, kElements>(thread, arrived, {count});")
+            parts = listed(self._tiles.parts(x)[0] for x in block.fetched)
+            text(f"prepare<kThreads, kElements, {parts}>(thread, arrived);")
             if block.loops:
                 text("unsigned phase = 0;")
         self._streams.print_rooms()

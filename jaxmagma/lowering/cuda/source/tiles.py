@@ -3,11 +3,12 @@
 ``g7(e)`` is tile 7 of element e in global memory, ``s7(e)`` in shared memory.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from jaxmagma.lowering.cuda.blocks import Block
-from jaxmagma.lowering.cuda.source.text import Text, shape_of
+from jaxmagma.lowering.cuda.source.text import Text, listed, shape_of
 from jaxmagma.lowering.cuda.sweeps import Sweep
 from jaxmagma.program import Gather
 
@@ -106,10 +107,17 @@ class Tiles:
 
     def print_fetch(self, tile: int) -> None:
         """Has the copy engine bring an operand."""
-        number, size = self.block.fetched.index(tile), self.block.plan.tiles[tile].size
+        number, parts = self.block.fetched.index(tile), listed(self.parts(tile))
         self.text(
-            f"fetch<kThreads, kElements, {size}>(thread, arrived[{number}], s{tile}, g{tile});"
+            f"fetch<kThreads, kElements, {parts}>(thread, arrived[{number}], s{tile}, g{tile});"
         )
+
+    def parts(self, tile: int) -> tuple[int, int, int]:
+        """In how many parts an operand comes, of how many values, and how far they are apart."""
+        shape, stride = self.block.plan.tiles[tile].shape, self.block.shared.layouts[tile].strides
+        inner = math.prod(shape[1:])
+        whole = not shape or stride[0] == inner
+        return (1, math.prod(shape), math.prod(shape)) if whole else (shape[0], inner, stride[0])
 
     def print_fetches(self, tiles: Iterable[int], first: str) -> None:
         """Brings operands of the elements from ``first`` on, if there are any."""
