@@ -64,6 +64,8 @@ def choice(text: str, machine: Device) -> Choice:
         given |= {name: ast.literal_eval(value) for name, value in split}
     except (ValueError, SyntaxError) as error:
         raise ValueError(f"{text!r} is not name=value, with values as in Python") from error
+    # None leaves a parameter to the model, like one that is not there.
+    given = {name: value for name, value in given.items() if value is not None}
     return Choice.of(given, "variants") if given else MODEL
 
 

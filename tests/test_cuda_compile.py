@@ -513,6 +513,16 @@ def test_numbers_do_not_depend_on_parameters(options: dict[str, Any], emulated: 
         emulate(chain(4), extents, emulated, **options)
 
 
+def test_sums_do_not_ask_for_more_than_caches_hold() -> None:
+    """Of the elements after these, for which they would lose what these have."""
+    real = gradient(chain(16, constant=False))
+    complex_ = gradient(chain(16, constant=False, dtype="complex128"))
+    assert "prefetch<" in lowered(real).source
+    assert "prefetch<" not in lowered(complex_).source
+    assert "prefetch<" in lowered(complex_, prefetch=True).source
+    assert "prefetch<" not in lowered(real, prefetch=False).source
+
+
 def test_tiles_take_the_place_of_fetched_operands(emulated: Path) -> None:
     """Of as many as they may; what comes ahead of the next elements keeps its place."""
     program = gradient(chain(9))

@@ -101,6 +101,7 @@ class Block:
         self.elements = self.threads = self.groups = self.slices = 1
         self.min_blocks = 0
         self.staging = True
+        self.prefetch = True  # what later stages or slices read is asked for
         self.stages: list[Stage] = []
         self._groups: dict[tuple[bool, frozenset[int], int], list[Stage]] = {}
         self.fetched: list[int] = []

@@ -103,6 +103,8 @@ WITHOUT_ENGINE = ("sm_80", "sm_86", "sm_87", "sm_89")
 ROW_VALUES = 11
 # So many threads are enough where each warp has elements of its own, and registers for no more.
 ALONE_THREADS = 224
+# What a multiprocessor asks for of the elements after these, at most, or it is gone when it is read.
+ASKED_BYTES = 96 << 10
 # Matrices stay in registers, if they take no more than this; less for each fibre more of a quad.
 HELD_REGISTERS = 150
 ANOTHER_FIBRE = 20
@@ -176,12 +178,28 @@ def _choose(plan: Plan, parameters: Parameters) -> Block | Declined:
                 most = most_shared(block) if fewest else block.parameters.shared_bytes
                 alone = count and not block.ahead and resident(block) < FEWEST_GROUPS
                 if block.shared_bytes() <= most and not (alone and block.parameters.fetch is None):
+                    block.prefetch = wants_prefetch(block)
                     return block
     return Declined(
         f"one element needs {block.shared_bytes() >> 10} KB of shared memory, and a block has "
         f"{most_shared(block) >> 10} KB",
         Excess("room", block.shared_bytes() / most_shared(block)),
     )
+
+
+def wants_prefetch(block: Block) -> bool:
+    """Whether to ask for what is read later, and for sums of what the elements after these have.
+
+    All multiprocessors share a cache. What the next elements have must fit there beside what these
+    read and write, or either is gone when it is read.
+    """
+    if block.parameters.prefetch is not None or not block.summed:
+        return block.parameters.prefetch is not False
+    read = {block.origin(x).tile for stage in block.stages for x in block.read(stage)}
+    tiles = [block.plan.tiles[x] for x in read - block.gathered if x < block.inputs]
+    values = block.groups * block.elements * sum(x.size for x in tiles if x.batched)
+    blocks = min(resident(block), max(1, ENOUGH_THREADS // (block.groups * block.threads)))
+    return blocks * values * block.dtype.itemsize <= ASKED_BYTES
 
 
 def halves_of(block: Block) -> dict[int, Halves]:

@@ -25,7 +25,7 @@ class Parameters:
     elements: int | None = None  # of a group
     groups: int | None = None  # in a block; groups of one warp never wait for another
     slices: int | None = None  # that a group works through, one after the other
-    prefetch: bool = True  # asks for tiles some time before they are read
+    prefetch: bool | None = None  # asks for tiles some time before they are read
     min_blocks: int | None = None  # on a multiprocessor, for the compiler's choice of registers
     quads: bool | None = None  # fibres are owned by four lanes, and tensor cores multiply them
     fibres: int | None = None  # of a thread, or of four lanes, at a time

@@ -26,7 +26,7 @@ class Slices:
         self.indices = {f"g{step.index}" for step in tiles.brought.values()}
         # A warp that works alone reads soon what it would ask for now.
         waits = not block.alone or bool(block.accumulations)
-        self.asks = block.parameters.prefetch and bool(block.stages) and waits
+        self.asks = block.prefetch and bool(block.stages) and waits
         unasked = {f"g{x}" for x in block.gathered} | {f"g{x.operand}" for x in block.streams}
         if not block.accumulations:
             unasked |= self.fetched
