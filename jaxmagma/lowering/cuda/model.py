@@ -103,7 +103,7 @@ WITHOUT_ENGINE = ("sm_80", "sm_86", "sm_87", "sm_89")
 ROW_VALUES = 11
 # So many threads are enough where each warp has elements of its own, and registers for no more.
 ALONE_THREADS = 224
-# What a multiprocessor asks for of the elements after these, at most, or it is gone when it is read.
+# What a multiprocessor asks for of the elements after these, at most: more is gone when it is read.
 ASKED_BYTES = 96 << 10
 # Matrices stay in registers, if they take no more than this; less for each fibre more of a quad.
 HELD_REGISTERS = 150
