@@ -164,8 +164,10 @@ def choose(program: ElementProgram, extents: Sequence[int], platform: str) -> Ch
     arch = architecture(platform)
     if not arch:
         return MODEL
-    # A kernel is the same whether a basis is a constant or an argument.
-    names = [entry_name(program, extents), entry_name(program, extents, constant=True)]
+    names = [entry_name(program, extents)]
+    if any(x.shared and x.constant is None for x in program.inputs):
+        # A kernel is the same whether a basis is a constant or an argument.
+        names.append(entry_name(program, extents, constant=True))
     for book in (_unsaved, user_cache(), Book(TABLES / f"{arch}.json", "shipped table")):
         known = {} if book is None else book.entries(arch)
         for name in names:
