@@ -515,12 +515,28 @@ def test_numbers_do_not_depend_on_parameters(options: dict[str, Any], emulated: 
 
 def test_sums_do_not_ask_for_more_than_caches_hold() -> None:
     """Of the elements after these, for which they would lose what these have."""
-    real = gradient(chain(16, constant=False))
-    complex_ = gradient(chain(16, constant=False, dtype="complex128"))
-    assert "prefetch<" in lowered(real).source
-    assert "prefetch<" not in lowered(complex_).source
-    assert "prefetch<" in lowered(complex_, prefetch=True).source
-    assert "prefetch<" not in lowered(real, prefetch=False).source
+    small, large = (gradient(cuda_fused.collocated_diffusion(p, constant=False)) for p in (6, 10))
+    assert "prefetch<" in lowered(small).source
+    assert "prefetch<" not in lowered(large).source
+    assert "prefetch<" in lowered(large, prefetch=True).source
+    assert "prefetch<" not in lowered(small, prefetch=False).source
+
+
+@pytest.mark.parametrize(
+    ("program", "threads"),
+    [
+        (mass(5, constant=False), 64),  # fibres for two warps
+        (mass(8, constant=False), 128),  # no quads: pieces for tensor cores would be half empty
+        (mass(9, constant=False), 192),  # two blocks that have registers for sums, not one
+        (chain(19, constant=False), 32),  # registers for sums, and memory for enough other warps
+        (chain(24, constant=False), 64),  # not enough memory for one warp each
+        (chain(28, constant=False), 64),  # not enough registers
+    ],
+)
+def test_blocks_of_sums(program: ElementProgram, threads: int) -> None:
+    """One element each, and threads that have registers for sums and not too many barriers."""
+    kernel = lowered(gradient(program))
+    assert (kernel.attributes["threads"], kernel.attributes["elements"]) == (threads, 1)
 
 
 def test_tiles_take_the_place_of_fetched_operands(emulated: Path) -> None:

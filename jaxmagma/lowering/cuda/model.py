@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from jaxmagma import choices, parity
-from jaxmagma.lowering.cuda.accumulations import SHARED_REGISTERS
 from jaxmagma.lowering.cuda.blocks import FEW_OCTETS, QUAD_FIBRES, WORD, Block
 from jaxmagma.lowering.cuda.gemms import blocking_of
 from jaxmagma.lowering.cuda.parameters import (
@@ -103,6 +102,10 @@ WITHOUT_ENGINE = ("sm_80", "sm_86", "sm_87", "sm_89")
 ROW_VALUES = 11
 # So many threads are enough where each warp has elements of its own, and registers for no more.
 ALONE_THREADS = 224
+# One warp has registers for so many of sums; so many threads of others have one element, if there
+# are sums.
+WARP_SUMS = 40
+THREADS_WITH_SUMS = 48
 # What a multiprocessor asks for of the elements after these, at most: more is gone when it is read.
 ASKED_BYTES = 96 << 10
 # Matrices stay in registers, if they take no more than this; less for each fibre more of a quad.
@@ -193,12 +196,12 @@ def wants_prefetch(block: Block) -> bool:
     All multiprocessors share a cache. What the next elements have must fit there beside what these
     read and write, or either is gone when it is read.
     """
-    if block.parameters.prefetch is not None or not block.summed:
+    if block.parameters.prefetch is not None or not block.summed or block.alone:
         return block.parameters.prefetch is not False
     read = {block.origin(x).tile for stage in block.stages for x in block.read(stage)}
     tiles = [block.plan.tiles[x] for x in read - block.gathered if x < block.inputs]
     values = block.groups * block.elements * sum(x.size for x in tiles if x.batched)
-    blocks = min(resident(block), max(1, ENOUGH_THREADS // (block.groups * block.threads)))
+    blocks = min(resident(block), max(1, BUSY_THREADS // (block.groups * block.threads)))
     return blocks * values * block.dtype.itemsize <= ASKED_BYTES
 
 
@@ -248,32 +251,31 @@ def wants_quads(block: Block) -> bool:
     if block.dtype.kind == "c":
         return wants_complex_quads(block, sweeps)
     few = -(-max((x.count for x in sweeps), default=0) // 8) <= FEW_OCTETS
-    most = ALONE_REGISTERS if few else THREAD_REGISTERS
+    most = ALONE_REGISTERS if few or share_of_quads(sweeps) > 1 else THREAD_REGISTERS
     return any(
         longest(block, x) >= FEW_VALUES and live_registers(block.plan, x, {}) > most for x in sweeps
     )
 
 
 def wants_complex_quads(block: Block, sweeps: list[Sweep]) -> bool:
-    """The same for complex numbers: four real products each, so that their time counts sooner.
-
-    Tensor cores multiply at twice the rate of threads, but whole pieces.
-    """
-    products = [
-        (move.result.length, move.operands[0].length)
-        for sweep in sweeps
-        for move in sweep.moves
-        if move.matrix is not None
-    ]
-    if not products:
+    """The same for complex numbers: four real products each, so that their time counts sooner."""
+    long = max((longest(block, x) for x in sweeps), default=0)
+    if not long:
         return False
-    pieces = sum(-(-rows // 8) * 8 * (-(-columns // 4) * 4) for rows, columns in products)
-    share = pieces / 2 / sum(rows * columns for rows, columns in products)
+    share = share_of_quads(sweeps)
     live = max(live_registers(block.plan, x, {}) for x in sweeps)
     if live > MOST_COMPLEX_REGISTERS:
         return True
     crowded = live > COMPLEX_REGISTERS and share < 1
-    return crowded or (max(map(max, products)) >= COMPLEX_VALUES and share < COMPLEX_SHARE)
+    return crowded or (long >= COMPLEX_VALUES and share < COMPLEX_SHARE)
+
+
+def share_of_quads(sweeps: Iterable[Sweep]) -> float:
+    """Time of tensor cores, which multiply whole pieces at twice the rate, of that of threads."""
+    moves = [move for sweep in sweeps for move in sweep.moves if move.matrix is not None]
+    products = [(move.result.length, move.operands[0].length) for move in moves]
+    pieces = sum(-(-rows // 8) * 8 * (-(-columns // 4) * 4) for rows, columns in products)
+    return pieces / 2 / max(1, sum(rows * columns for rows, columns in products))
 
 
 def longest(block: Block, sweep: Sweep) -> int:
@@ -359,10 +361,13 @@ def shapes(block: Block) -> list[tuple[int, int]]:
         threads = min(MAX_THREADS, _round_up(given.elements * most, 32))
         return [(given.elements, given.threads or threads)]
     if block.alone:
-        if block.sums_registers(1) > SHARED_REGISTERS:
-            return [(1, given.threads or 64)]
+        if block.accumulations and block.octets() > 2:
+            return [(1, given.threads or 32)]  # no registers for a second element beside sums
         # Eight fibres are multiplied in the time of sixteen. Streams are of one element.
         return [(1 if block.streams else 1 + block.octets() % 2, given.threads or 32)]
+    if block.accumulations and not block.quads and most >= THREADS_WITH_SUMS:
+        # Sums have barriers of their own: the fewer threads, the fewer wait there.
+        return [(1, given.threads or _round_up(most, 32))]
     largest = given.threads or 256
     if block.quads and most >= QUAD_THREADS:
         return [(1, given.threads or QUAD_THREADS)]
@@ -411,7 +416,9 @@ def choose_threads(block: Block, elements: int, threads: int, tight: bool) -> No
         block.groups = 1
     place_tiles(block, tight)
     if wants_more_threads(block):
-        block.threads *= 2
+        # Two groups of twice the threads would not have registers for sums.
+        both = bool(block.accumulations) and not block.alone and resident(block) == 2
+        block.threads = BUSY_THREADS // 2 if both else 2 * block.threads
         place_tiles(block, tight)
     given = block.parameters.min_blocks
     block.min_blocks = least_blocks(block) if given is None else given
@@ -509,6 +516,11 @@ def wants_more_threads(block: Block) -> bool:
     """Whether quads have room for few groups, and registers for more threads."""
     if not block.quads or block.parameters.threads is not None:
         return False
+    if block.alone:
+        # Two warps share large sums.
+        large = block.sums_registers(1) > WARP_SUMS
+        few = resident(block) * block.threads < ALONE_THREADS
+        return bool(block.accumulations) and block.octets() > 2 and (large or few)
     if not QUAD_THREADS <= block.threads <= MAX_THREADS // 2:
         return False
     sweeps = [x for x in block.stages if isinstance(x, Sweep) and x.lanes > 1]
