@@ -102,9 +102,10 @@ WITHOUT_ENGINE = ("sm_80", "sm_86", "sm_87", "sm_89")
 ROW_VALUES = 11
 # So many threads are enough where each warp has elements of its own, and registers for no more.
 ALONE_THREADS = 224
-# One warp has registers for so many of sums; so many threads of others have one element, if there
-# are sums.
+# One warp has registers for so many of sums, and a multiprocessor for so many warps then. So many
+# threads of others have one element, if there are sums.
 WARP_SUMS = 40
+WARPS_WITH_SUMS = 8
 THREADS_WITH_SUMS = 48
 # What a multiprocessor asks for of the elements after these, at most: more is gone when it is read.
 ASKED_BYTES = 96 << 10
@@ -194,7 +195,8 @@ def wants_prefetch(block: Block) -> bool:
     """Whether to ask for what is read later, and for sums of what the elements after these have.
 
     All multiprocessors share a cache. What the next elements have must fit there beside what these
-    read and write, or either is gone when it is read.
+    read and write, or either is gone when it is read. Warps that have elements of their own have
+    little of both.
     """
     if block.parameters.prefetch is not None or not block.summed or block.alone:
         return block.parameters.prefetch is not False
@@ -365,14 +367,14 @@ def shapes(block: Block) -> list[tuple[int, int]]:
             return [(1, given.threads or 32)]  # no registers for a second element beside sums
         # Eight fibres are multiplied in the time of sixteen. Streams are of one element.
         return [(1 if block.streams else 1 + block.octets() % 2, given.threads or 32)]
-    if block.accumulations and not block.quads and most >= THREADS_WITH_SUMS:
-        # Sums have barriers of their own: the fewer threads, the fewer wait there.
-        return [(1, given.threads or _round_up(most, 32))]
     largest = given.threads or 256
     if block.quads and most >= QUAD_THREADS:
         return [(1, given.threads or QUAD_THREADS)]
     if most > largest:
         return [(1, given.threads or min(512, _round_up(most, 32)))]
+    if block.accumulations and not (block.quads or given.threads) and most >= THREADS_WITH_SUMS:
+        # Sums have barriers of their own: the fewer threads, the fewer wait there.
+        return [(1, _round_up(most, 32))]
     best, best_score = 1, 0.0
     for slots in range(1, 1 + (1 if block.streams else largest // most)):
         threads = given.threads or _round_up(slots * most, 32)
@@ -517,9 +519,9 @@ def wants_more_threads(block: Block) -> bool:
     if not block.quads or block.parameters.threads is not None:
         return False
     if block.alone:
-        # Two warps share large sums.
+        # Two warps share sums that are too large for one, or memory that is too small for all.
         large = block.sums_registers(1) > WARP_SUMS
-        few = resident(block) * block.threads < ALONE_THREADS
+        few = resident(block) < WARPS_WITH_SUMS
         return bool(block.accumulations) and block.octets() > 2 and (large or few)
     if not QUAD_THREADS <= block.threads <= MAX_THREADS // 2:
         return False
