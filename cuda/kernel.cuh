@@ -16,3 +16,4 @@
 #include "reduce.cuh"
 #include "stream.cuh"
 #include "tile.cuh"
+#include "turn.cuh"

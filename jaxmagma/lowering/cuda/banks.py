@@ -17,6 +17,7 @@ from jaxmagma.lowering.cuda import spreads
 
 
 BYTES_AT_A_TIME = 128
+WARP = 32
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def _coordinates(access: Access, rank: int, elements: int) -> np.ndarray:
     """(threads, 1 + rank + 1): element and axis coordinates of the line of each thread."""
     count = min(elements * math.prod(x[0] for x in access.lines), access.threads)
     line = np.arange(count)
-    if access.spread > 1:
+    if access.spread != 1:
         line = _spread(access, elements)
         count = len(line)
     where = np.zeros((count, 1 + rank + 1))
@@ -159,6 +160,12 @@ def _spread(access: Access, elements: int) -> np.ndarray:
     """The number each lane would have if quads had lines side by side; or that of another line."""
     *lines, (lanes, _) = access.lines
     count = elements * math.prod(extent for extent, _ in lines)
+    if access.spread == spreads.ACROSS:
+        # Each warp has planes of its own, and these lines of them first.
+        extent = lines[-1][0]
+        thread = np.arange(min(count // extent * WARP, access.threads))
+        own = spreads.line(thread % WARP // lanes, access.spread)
+        return (thread // WARP * extent + np.where(own < extent, own, 0)) * lanes + thread % lanes
     whole = -(-count // spreads.GROUP) * spreads.GROUP
     thread = np.arange(min(whole * lanes, access.threads))
     line = spreads.line(thread // lanes, access.spread)

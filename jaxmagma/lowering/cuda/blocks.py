@@ -37,9 +37,11 @@ from jaxmagma.lowering.cuda.sweeps import (
     Stage,
     Sweep,
     copy_sweep,
+    follows,
     is_mirrored,
     made_by,
 )
+from jaxmagma.lowering.cuda.turns import with_turns
 from jaxmagma.parity import Halves
 from jaxmagma.plan import Plan
 from jaxmagma.program import Gather, View
@@ -124,6 +126,11 @@ class Block:
 
     def origin(self, tile: int) -> Origin:
         return self.origins.get(tile) or Origin(tile)
+
+    @property
+    def turns(self) -> bool:
+        """Whether warps multiply planes along both axes, where they can."""
+        return self.quads and bool(self.parameters.turn) and self.dtype.kind == "f"
 
     # ---- Matrices --------------------------------------------------------------------------------
 
@@ -241,7 +248,7 @@ class Block:
         """A matrix that tensor cores multiply with, or its two halves."""
         if move.matrix is not None and self.is_mirrored(sweep):
             return split_pieces_of(self.plan, move, self.halves[move.matrix.tile])
-        return (pieces_of(self.plan, move, self.tails),)
+        return (pieces_of(self.plan, move, self.tails, self.turns),)
 
     def is_mirrored(self, sweep: Sweep) -> bool:
         """Whether quads have opposite values of fibres in one lane, and multiply halves."""
@@ -273,6 +280,8 @@ class Block:
         fibres = self.elements * sweep.count
         if sweep.lanes == 1:
             return 1 if sweep.single else min(self.packed, -(-fibres // self.threads))
+        if sweep.across:
+            return -(-sweep.extents[sweep.lines[-1]] // 8)
         octets = -(-fibres // 8)
         most = -(-octets // (self.threads // 32))
         return min(self.parameters.fibres or QUAD_FIBRES, most)
@@ -345,6 +354,8 @@ class Block:
                 made |= stage.tiles.keys()
             elif isinstance(stage, Gemm):
                 made.add(stage.number)
+        if self.turns:
+            stages = with_turns(stages)
         self.rewritten = {x for x in self.written if x in made and self._in_rows(x, stages)}
         copied = [x for x in self.written if x not in made or x in self.rewritten]
         self.staged = staged
@@ -394,10 +405,11 @@ class Block:
                     found.append(sum_)
 
         follow()
-        for stage in stages:
+        for position, stage in enumerate(stages):
             found.append(stage)
             known.update(made_by(stage))
-            follow()
+            if not follows(stages, position + 1):
+                follow()
         return found
 
     def _in_rows(self, tile: int, stages: list[Stage]) -> bool:
@@ -479,6 +491,8 @@ class Block:
                     most = min(most, 2)  # a piece of a stream has the lines of one octet
                 possible = spreads.possible(self.elements * stage.count, fibres)
                 found[position] = tuple(x for x in possible if x <= most)
+                if stage.across:
+                    found[position] = (spreads.ACROSS,)
         return found
 
     @property

@@ -212,7 +212,7 @@ def halves_of(block: Block) -> dict[int, Halves]:
     found: dict[int, Halves] = {}
     asked = block.parameters.even_odd
     asked = parity.is_wanted() if asked is None else asked
-    if not (multiplies_much(block) if asked is None else asked):
+    if block.turns or not (multiplies_much(block) if asked is None else asked):
         return found
     for _, step in block.plan.numbered_steps():
         mode = as_mode(block.plan, step)
@@ -293,6 +293,8 @@ def hold_matrices(block: Block) -> None:
     """
     given = block.parameters.tails
     wanted = (True, False, True) if multiplies_much(block) else (False,)
+    if block.turns:
+        wanted, given = (False,), None
     for tails in wanted if given is None else (given,):
         block.tails = tails
         block.holds = holds(block)

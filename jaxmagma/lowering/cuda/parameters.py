@@ -32,6 +32,7 @@ class Parameters:
     near_bytes: int | None = None  # of matrices in the constant bank; others in shared memory
     hold: bool | None = None  # matrices for tensor cores stay in registers
     tails: bool | None = None  # of them, threads multiply with a last row or column that is alone
+    turn: bool | None = None  # warps multiply planes along both axes, one after the other
     fetch: int | None = None  # operands of quads that the copy engine brings to shared memory
     apart: bool | None = None  # planes or rows of these are apart there, against bank conflicts
     stream: bool | None = None  # rows of others, for each warp as it needs them

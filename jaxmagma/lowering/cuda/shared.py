@@ -25,6 +25,7 @@ from jaxmagma.lowering.cuda.sweeps import (
     Stage,
     Sweep,
     Value,
+    follows,
     grouped,
 )
 from jaxmagma.plan import Plan, Rearrange
@@ -71,6 +72,10 @@ class Uses:
     def to_shared(self, tile: int, position: int) -> bool:
         """Whether a stage writes it there."""
         return tile in self.tiles and self.maker[tile] == position
+
+    def is_followed(self, position: int) -> bool:
+        """Whether a sweep is one of several which a warp does for one plane after the other."""
+        return follows(self.stages, position) or follows(self.stages, position + 1)
 
     def shown(self, tile: int) -> int:
         """The tile that has its values."""
@@ -138,6 +143,8 @@ def _replaced(uses: Uses, tile: int, candidates: Set[int]) -> tuple[int, list[in
         if not _on_same_lines(value, made):
             continue
         if uses.maker[before] == uses.maker[tile] or max(uses.readers[before]) > uses.maker[tile]:
+            continue
+        if uses.is_followed(uses.maker[tile]) and len(uses.readers[before]) > 1:
             continue
         if any(x != value and uses.shown(x.tile) == before for x in stage.loads):
             continue
@@ -255,6 +262,11 @@ class Shared:
         first = min(self.uses.maker[tile] for tile in room.axes)
         last = max(max(self.uses.readers[tile]) for tile in room.axes)
         end = len(self.uses.stages)
+        # Warps are not at the same one of the sweeps that follow each other.
+        while first > BEFORE and follows(self.uses.stages, first):
+            first -= 1
+        while follows(self.uses.stages, last + 1):
+            last += 1
         if not (self.uses.ahead and self.uses.fetched & room.axes.keys()):
             return set(range(first, last + 1))
         again = end - 1 if self.late else last

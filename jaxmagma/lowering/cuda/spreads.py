@@ -19,6 +19,8 @@ from jaxmagma.lowering.cuda.sweeps import QUAD
 
 # From the line of a quad to that of the next one; the fourth is followed by one next to the first.
 SPREADS = (1, 2, 4)
+# The lines across a plane, of which each warp has all: see ``cuda/turn.cuh``.
+ACROSS = 0
 OCTET = 8
 # Lines of two octets.
 GROUP = 2 * OCTET
@@ -36,6 +38,8 @@ def line(quad: np.ndarray, spread: int) -> np.ndarray:
         return octet // 2 * GROUP + own % 4 * 4 + own // 4 + octet % 2 * 2
     if spread == 2:
         return octet * OCTET + own % 4 * 2 + own // 4
+    if spread == ACROSS:
+        return octet * OCTET + own % 2 * 4 + (own // 2 ^ own % 2 * 2)
     return quad
 
 
@@ -55,6 +59,8 @@ def pieces(
     """
     quads = np.arange(GROUP)
     number = line(quads, spread)
+    if spread == ACROSS:
+        number = number % lines[-1][0]
     place = np.zeros(GROUP, int)
     for extent, stride in reversed(lines):
         place += number % extent * stride
@@ -77,7 +83,7 @@ def choose(
     What tiles cost depends on all sweeps that touch them, so that several must change together.
     """
     found: list[tuple[float, dict[int, int]]] = []
-    beginnings = (tuple(x if x in some else 1 for some in options.values()) for x in SPREADS)
+    beginnings = (tuple(x if x in some else some[0] for some in options.values()) for x in SPREADS)
     for beginning in dict.fromkeys(beginnings):
         spreads = dict(zip(options, beginning, strict=True))
         best, before = cost(spreads), float("inf")

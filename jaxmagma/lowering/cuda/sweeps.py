@@ -15,7 +15,7 @@ If the result is only summed over elements, it is an ``Accumulation``: warps own
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -74,13 +74,20 @@ class Matrix:
 class Move:
     """One operation of a sweep: its result, its operands in registers, and its matrix if any.
 
-    Without a step it reads a tile, and nothing else.
+    Without a step it reads a tile, and nothing else. A product that ``turns`` what it takes from the
+    sweep before has as many lines as its matrix has rows.
     """
 
     step: Step | None
     result: Value
     operands: tuple[Value, ...]
     matrix: Matrix | None = None
+    turns: int = 0
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of its matrix."""
+        return self.turns or self.result.length, self.operands[0].length
 
     @property
     def pointwise(self) -> bool:
@@ -109,7 +116,9 @@ class Outer:
 class Sweep:
     """Operations on fibres; ``lines`` are the labels spread over threads, the last one fastest.
 
-    ``lanes`` of a warp own a fibre together: 1 or QUAD.
+    ``lanes`` of a warp own a fibre together: 1 or QUAD. If the last line runs ``across`` planes, a
+    warp has all of that line at a time; and what it has of a plane may have been left in registers by
+    the sweep that this one ``follows`` (see ``turns``).
     """
 
     lines: str
@@ -119,6 +128,8 @@ class Sweep:
     moves: list[Move] = field(default_factory=list)
     tiles: dict[int, Value] = field(default_factory=dict)  # what the sweep computes
     outers: list[Outer] = field(default_factory=list)
+    across: bool = False
+    follows: bool = False
 
     def add(self, move: Move) -> None:
         self.moves.append(move)
@@ -177,6 +188,12 @@ class Accumulation:
 
 
 Stage = Sweep | Gemm | Assembly | Accumulation
+
+
+def follows(stages: Sequence[Stage], position: int) -> bool:
+    """Whether the stage there, if any, is done by each warp right after the one before."""
+    stage = stages[position] if position < len(stages) else None
+    return isinstance(stage, Sweep) and stage.follows
 
 
 def made_by(stage: Stage) -> list[int]:
@@ -242,7 +259,7 @@ def is_mirrored(sweep: Sweep, split: Collection[int]) -> bool:
     products = [move for move in sweep.moves if move.matrix is not None]
     if any(m.matrix and m.matrix.tile not in split for m in products):
         return False
-    sizes = [(m.result.length, m.operands[0].length) for m in products]
+    sizes = [m.shape for m in products]
     whole = sum(_pieces(rows, columns) for rows, columns in sizes)
     halves = sum(_pieces(rows, columns, halves=True) for rows, columns in sizes)
     fibres = [m.result for m in products] + list({m.operands[0] for m in products})
@@ -306,7 +323,7 @@ def live_registers(plan: Plan, sweep: Sweep, split: Collection[int]) -> int:
         alive = {x for x in alive | now if last.get(x, -1) > position}
     if sweep.lanes == QUAD:
         matrices = {
-            m.matrix: (m.result.length, m.operands[0].length) for m in sweep.moves if m.matrix
+            m.matrix: m.shape for m in sweep.moves if m.matrix
         }
         most += sum(_pieces(*sizes, halves=mirrored) for sizes in matrices.values())
     registers = max(words(plan, value.tile) for value in [*sweep.loads, *sweep.tiles.values()])

@@ -30,7 +30,12 @@ class Registers:
     """Names of fibres and values, loaded when they are first asked for."""
 
     def __init__(
-        self, text: Text, places: Places, sweep: Sweep, outer: "Registers | None" = None
+        self,
+        text: Text,
+        places: Places,
+        sweep: Sweep,
+        outer: "Registers | None" = None,
+        before: "Registers | None" = None,
     ) -> None:
         self.text = text
         self.places = places
@@ -40,6 +45,7 @@ class Registers:
         self.values: dict[Value, str] = dict(outer.values) if outer else {}
         # Tiles of which lanes may still be reading what others of their quad will replace.
         self.loaded: set[int] = outer.loaded if outer else set()
+        self.before = before  # what the warp has of the same plane since the sweep before
 
     def inner(self) -> "Registers":
         """The same in a loop, where more is defined."""
@@ -91,6 +97,8 @@ class Registers:
         """What kind of quad of ``cuda/quad.cuh`` has the values: empty for the plain one."""
         if self.block.is_mirrored(self.sweep):
             return "Mirrored"
+        if self.block.turns:
+            return "Turning"
         return "Tail" if self.block.has_tail(self.sweep) else ""
 
     def type_of_fibre(self, length: int) -> str:

@@ -1,5 +1,6 @@
 """The stages of a kernel one after the other, and the barriers between them."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 from jaxmagma.lowering.cuda.blocks import Block
@@ -9,28 +10,32 @@ from jaxmagma.lowering.cuda.source.matrices import Matrices
 from jaxmagma.lowering.cuda.source.places import Places
 from jaxmagma.lowering.cuda.source.products import print_accumulation, print_gemm
 from jaxmagma.lowering.cuda.source.streams import Streams
-from jaxmagma.lowering.cuda.source.sweeps import print_sweep
+from jaxmagma.lowering.cuda.source.sweeps import print_planes, print_sweep
 from jaxmagma.lowering.cuda.source.text import Text
 from jaxmagma.lowering.cuda.source.tiles import Tiles
-from jaxmagma.lowering.cuda.sweeps import Accumulation, Gemm, Stage, Sweep, made_by
+from jaxmagma.lowering.cuda.sweeps import Accumulation, Gemm, Stage, Sweep, follows, made_by
 
 
 def print_stages(
     text: Text, block: Block, tiles: Tiles, matrices: Matrices, streams: Streams
 ) -> None:
     barriers = _Barriers(text, block, tiles)
-    for position, stage in enumerate(block.stages):
+    for group in _together(block.stages):
         text()
+        position, stage = group[0], block.stages[group[0]]
         places = Places(block, position)
-        pieces = _pieces(block, stage)
+        pieces = list(dict.fromkeys(x for n in group for x in _pieces(block, block.stages[n])))
         with text.braces() if pieces else nullcontext():
             # Matrices come while others are still at work on what the stage reads.
             matrices.print_loads(pieces)
-            barriers.print_before(places, stage)
+            barriers.print_before([Places(block, n) for n in group])
             for number, tile in enumerate(block.fetched):
-                if min(block.uses.readers[tile]) == position:
+                if min(block.uses.readers[tile]) in group:
                     text(f"wait<kThreads>(arrived[{number}], {'phase' if block.loops else '0'});")
-            if isinstance(stage, Sweep):
+            if isinstance(stage, Sweep) and stage.across:
+                sweeps = [(Places(block, n), block.stages[n]) for n in group]
+                print_planes(text, matrices, streams, sweeps)
+            elif isinstance(stage, Sweep):
                 print_sweep(text, matrices, places, streams, stage)
             elif isinstance(stage, Gemm):
                 print_gemm(text, places, stage)
@@ -46,6 +51,17 @@ def print_stages(
         awaited = bool(tiles.brought) and not barriers.waiting  # by a barrier, too
         if not awaited:
             barriers.print(len(block.stages))
+
+
+def _together(stages: Sequence[Stage]) -> list[list[int]]:
+    """Positions of stages, with those that follow others in the same warps."""
+    found: list[list[int]] = []
+    for position in range(len(stages)):
+        if follows(stages, position):
+            found[-1].append(position)
+        else:
+            found.append([position])
+    return found
 
 
 def _pieces(block: Block, stage: Stage) -> list[Pieces]:
@@ -83,12 +99,15 @@ class _Barriers:
         # Tiles whose place waits for those of the next elements.
         self.waiting = [*block.fetched, *tiles.brought] if block.ahead else []
 
-    def print_before(self, places: Places, stage: Stage) -> None:
-        overlap = self.block.shared.overlap
-        reads = {x for x in self.block.read(stage) if places.from_shared(x)}
-        writes = {x for x in made_by(stage) if places.to_shared(x)}
+    def print_before(self, group: Sequence[Places]) -> None:
+        overlap, stages = self.block.shared.overlap, self.block.stages
+        reads: set[int] = set()
+        writes: set[int] = set()
+        for x in group:
+            reads.update(filter(x.from_shared, self.block.read(stages[x.position])))
+            writes.update(filter(x.to_shared, made_by(stages[x.position])))
         if overlap(reads, self.writes) or overlap(writes, self.reads | self.writes):
-            self.print(places.position)
+            self.print(group[0].position)
             self.reads, self.writes = set(), set()
         self.reads |= reads
         self.writes |= writes

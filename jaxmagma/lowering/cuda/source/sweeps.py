@@ -1,5 +1,8 @@
 """Sweeps: loads of fibres, products with matrices, pointwise functions, stores."""
 
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+
 from jaxmagma.lowering.cuda.functors import FUNCTORS
 from jaxmagma.lowering.cuda.source.matrices import Matrices
 from jaxmagma.lowering.cuda.source.places import Places
@@ -8,6 +11,35 @@ from jaxmagma.lowering.cuda.source.streams import Streams
 from jaxmagma.lowering.cuda.source.text import Text, listed, shape_of
 from jaxmagma.lowering.cuda.sweeps import Move, Outer, Sweep, Value, grouped, outers_after, slots
 from jaxmagma.plan import Pointwise, Product, Rearrange
+
+
+def print_planes(
+    text: Text,
+    matrices: Matrices,
+    streams: Streams,
+    sweeps: Sequence[tuple[Places, Sweep]],
+) -> None:
+    """Sweeps that a warp does one after the other, for one plane after the other."""
+    (places, first), *_ = sweeps
+    *planes, _ = (first.extents[x] for x in first.lines)
+    sizes = listed(("kThreads", "kElements", *planes))
+    plane = f"const Plane<{1 + len(planes)}>& plane"
+    shape = shape_of((places.block.elements, *planes))
+    with ExitStack() as scopes:
+        scopes.enter_context(text.function(f"planes<{sizes}>(thread", (plane,), shape))
+        before: Registers | None = None
+        for number, (own, sweep) in enumerate(sweeps):
+            registers = Registers(text, own, sweep, before=before)
+            fibres, lines = own.block.fibres(sweep), sweep.extents[sweep.lines[-1]]
+            parameters = [f"const {registers.type_of_owner}& quad"]
+            parameters += [f"const Pack<int, {fibres}>& {x}" for x in ("e", *sweep.lines)]
+            call = f"across<{lines}>(thread, plane"
+            scopes.enter_context(text.function(call, parameters, shape_of((lines,))))
+            turned = [m.operands[0] for _, x in sweeps[number + 1 :][:1] for m in x.moves if m.turns]
+            _print_groups(text, matrices, registers, streams, turned)
+            for value in turned:
+                registers.fibre(value)
+            before = registers
 
 
 def print_sweep(
@@ -27,30 +59,43 @@ def print_sweep(
             sizes.insert(2, block.shared.spreads[places.position])
     parameters += [f"{type_} {x}" for x in ("e", *sweep.lines)]
     shape = shape_of((block.elements, *extents))
+    streams.print_begin(places.position)
+    with text.function(f"{verb}<{listed(sizes)}>(thread", parameters, shape):
+        _print_groups(text, matrices, registers, streams)
+
+
+def _print_groups(
+    text: Text,
+    matrices: Matrices,
+    registers: Registers,
+    streams: Streams,
+    turned: Collection[Value] = (),
+) -> None:
+    """What is done with the fibres of a sweep; those that are ``turned`` are needed afterwards."""
+    sweep, places = registers.sweep, registers.places
     groups, outers = grouped(sweep.moves), outers_after(sweep)
-    streamed = block.streamed(places.position)
+    streamed = places.block.streamed(places.position)
     reading = [
         n for n, x in enumerate(groups) if streamed & {y.tile for m in x for y in m.operands}
     ]
-    streams.print_begin(places.position)
-    with text.function(f"{verb}<{listed(sizes)}>(thread", parameters, shape):
-        for number, group in enumerate(groups):
-            if number == min(reading, default=-1):
-                streams.print_wait(places.position)
-            if group[0].pointwise:
-                later = {x for g in groups[number + 1 :] for m in g for x in m.operands}
-                later.update(x for found in outers[number:] for y in found for x in y.operands)
-                _print_points(text, registers, group, later)
-            else:
-                (move,) = group
-                after = {x for g in groups[number + 1 :] for m in g for x in m.operands}
-                after.update(x for found in outers[number:] for y in found for x in y.operands)
-                _print_fibre(text, matrices, registers, move, move.result not in after)
-            _print_outers(text, registers, outers[number])
-            if number == max(reading, default=-1):
-                streams.print_next(places.position)
-        if not groups:
-            _print_outers(text, registers, sweep.outers)
+    for number, group in enumerate(groups):
+        if number == min(reading, default=-1):
+            streams.print_wait(places.position)
+        if group[0].pointwise:
+            later = {x for g in groups[number + 1 :] for m in g for x in m.operands}
+            later.update(turned)
+            later.update(x for found in outers[number:] for y in found for x in y.operands)
+            _print_points(text, registers, group, later)
+        else:
+            (move,) = group
+            after = {x for g in groups[number + 1 :] for m in g for x in m.operands}
+            after.update(x for found in outers[number:] for y in found for x in y.operands)
+            _print_fibre(text, matrices, registers, move, move.result not in after)
+        _print_outers(text, registers, outers[number])
+        if number == max(reading, default=-1):
+            streams.print_next(places.position)
+    if not groups:
+        _print_outers(text, registers, sweep.outers)
 
 
 def _print_outers(text: Text, registers: Registers, outers: list[Outer]) -> None:
@@ -71,7 +116,7 @@ def _print_fibre(
     shape = shape_of((move.result.length,))
     near = matrices.near(move)
     source = registers.source(move.operands[0]) if near else None
-    name = "" if source else registers.fibre(move.operands[0])
+    name = "" if source else _operand(registers, move)
     target = registers.target(move.result) if near and last and not source else None
     if target:
         text(f"{target.guard}gemm_to<{target.step}>({near}, {name}, {target.arguments});", shape)
@@ -91,6 +136,12 @@ def _print_fibre(
         text("sync<32>();", "who shares a fibre has read it")
         registers.loaded.clear()
     registers.store_fibre(move.result, name)
+
+
+def _operand(registers: Registers, move: Move) -> str:
+    """The fibre that a product takes: of the sweep before, if it turns it."""
+    having = registers.before if move.turns and registers.before is not None else registers
+    return having.fibre(move.operands[0])
 
 
 def _print_points(text: Text, registers: Registers, group: list[Move], later: set[Value]) -> None:
