@@ -206,7 +206,7 @@ class Block:
         assert isinstance(sweep, Sweep)
         return stream.values(self.threads // 32, self.fibres(sweep))
 
-    def find_streams(self) -> list[Stream]:
+    def find_streams(self, stages: list[Stage]) -> list[Stream]:
         """The operands whose rows come to each warp as it needs them."""
         alone = self.groups == 1 and self.parameters.elements in (None, 1)
         if not (self.parameters.stream and self.quads and alone):
@@ -215,7 +215,7 @@ class Block:
         def possible(tile: int) -> bool:
             return self.is_outside(tile) and tile not in self.staged
 
-        return find_streams(self.plan, self.stages, self.origin, possible)
+        return find_streams(self.plan, stages, self.origin, possible)
 
     def streamed(self, position: int) -> set[int]:
         """The tiles that a sweep reads so."""
@@ -240,9 +240,13 @@ class Block:
 
     def pieces(self) -> list[Pieces]:
         """The matrices that tensor cores multiply with."""
-        sweeps = (x for x in self.stages if isinstance(x, Sweep) and x.lanes == QUAD)
-        found = (x for s in sweeps for m in s.moves if m.matrix for x in self.pieces_of(s, m))
-        return list(dict.fromkeys(found))
+        sweeps = (x for x in self.stages if isinstance(x, Sweep))
+        return list(dict.fromkeys(x for sweep in sweeps for x in self.pieces_in(sweep)))
+
+    def pieces_in(self, sweep: Sweep) -> list[Pieces]:
+        """The same in one sweep."""
+        moves = sweep.moves if sweep.lanes == QUAD else ()
+        return list(dict.fromkeys(x for m in moves if m.matrix for x in self.pieces_of(sweep, m)))
 
     def pieces_of(self, sweep: Sweep, move: Move) -> tuple[Pieces, ...]:
         """A matrix that tensor cores multiply with, or its two halves."""
@@ -354,11 +358,12 @@ class Block:
                 made |= stage.tiles.keys()
             elif isinstance(stage, Gemm):
                 made.add(stage.number)
+        self.staged = staged
         if self.turns:
-            stages = with_turns(stages)
+            streamed = {x.position for x in self.find_streams(stages)}
+            stages = with_turns(stages, streamed)
         self.rewritten = {x for x in self.written if x in made and self._in_rows(x, stages)}
         copied = [x for x in self.written if x not in made or x in self.rewritten]
-        self.staged = staged
         if self.accumulations:
             whole = [x for x in self.accumulations if x.output in self.whole]
             return self._accumulated(with_outers(stages, whole, self.origins), copied)

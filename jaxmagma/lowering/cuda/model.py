@@ -172,7 +172,7 @@ def _choose(plan: Plan, parameters: Parameters) -> Block | Declined:
         block.bank = block.fill_bank()
         block.packed = packed(block)
         choose_groups(block)
-        block.streams = block.find_streams()
+        block.streams = block.find_streams(block.stages)
         read = block.read_by_quads()
         for count in fetches(block, len(read)):
             block.uses = block.find_uses(read[:count])

@@ -8,7 +8,7 @@ was: nobody else reads or writes there.  Tiles that take each other's place shar
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from jaxmagma.lowering.cuda import banks, spreads
@@ -73,6 +73,11 @@ class Uses:
         """Whether a stage writes it there."""
         return tile in self.tiles and self.maker[tile] == position
 
+    def loads(self, position: int) -> list[Value]:
+        """What a sweep reads."""
+        stage = self.stages[position]
+        return stage.loads if isinstance(stage, Sweep) else []
+
     def is_followed(self, position: int) -> bool:
         """Whether a sweep is one of several which a warp does for one plane after the other."""
         return follows(self.stages, position) or follows(self.stages, position + 1)
@@ -136,18 +141,20 @@ def _replaced(uses: Uses, tile: int, candidates: Set[int]) -> tuple[int, list[in
         return None
     made = stage.tiles[tile]
     when = [move.result for move in stage.moves].index(made)
-    for value in stage.loads:
+    for position, value in _loads_of_planes(uses, uses.maker[tile]):
         before = value.tile
         if before not in candidates or before in uses.plain:
             continue
         if not _on_same_lines(value, made):
             continue
-        if uses.maker[before] == uses.maker[tile] or max(uses.readers[before]) > uses.maker[tile]:
+        if uses.maker[before] >= position or max(uses.readers[before]) > position:
             continue
-        if uses.is_followed(uses.maker[tile]) and len(uses.readers[before]) > 1:
+        others = [x for x in uses.loads(position) if uses.shown(x.tile) == before]
+        if len(others) > 1 or (uses.is_followed(position) and len(uses.readers[before]) > 1):
             continue
-        if any(x != value and uses.shown(x.tile) == before for x in stage.loads):
-            continue
+        if position < uses.maker[tile]:
+            # The product that turns what the warp has of the plane needs all of it.
+            return before, [value.labels.index(x) for x in made.labels]
         users = [n for n, move in enumerate(stage.moves) if value in move.operands]
         if not users or users[0] > when:
             continue
@@ -157,6 +164,24 @@ def _replaced(uses: Uses, tile: int, candidates: Set[int]) -> tuple[int, list[in
         if whole or _at_one_point(stage, value, [*users, when]):
             return before, [value.labels.index(x) for x in made.labels]
     return None
+
+
+def _loads_of_planes(uses: Uses, position: int) -> Iterator[tuple[int, Value]]:
+    """What a sweep loads, and those that it follows, with the labels that it has for them."""
+    stage = uses.stages[position]
+    assert isinstance(stage, Sweep)
+    names = {x: x for x in (*stage.lines, ALONG)}
+    while True:
+        for value in stage.loads:
+            yield position, replace(value, labels="".join(names[x] for x in value.labels))
+        if not stage.follows:
+            return
+        # The sweep before has lines along the fibres of this one, and fibres across them.
+        *planes, line = (names[x] for x in stage.lines)
+        position, along = position - 1, names[ALONG]
+        stage = uses.stages[position]
+        assert isinstance(stage, Sweep)
+        names = dict(zip((*stage.lines, ALONG), (*planes, along, line), strict=True))
 
 
 def _at_one_point(sweep: Sweep, value: Value, moves: list[int]) -> bool:

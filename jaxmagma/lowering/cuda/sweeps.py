@@ -192,7 +192,7 @@ Stage = Sweep | Gemm | Assembly | Accumulation
 
 def follows(stages: Sequence[Stage], position: int) -> bool:
     """Whether the stage there, if any, is done by each warp right after the one before."""
-    stage = stages[position] if position < len(stages) else None
+    stage = stages[position] if 0 <= position < len(stages) else None
     return isinstance(stage, Sweep) and stage.follows
 
 

@@ -6,7 +6,7 @@ have fibres along the second axis. Then it neither goes through shared memory, n
 for others.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from jaxmagma.lowering.cuda.sweeps import ALONG, QUAD, Stage, Sweep, Value
@@ -16,13 +16,17 @@ from jaxmagma.lowering.cuda.sweeps import ALONG, QUAD, Stage, Sweep, Value
 LANE_VALUES = 32
 
 
-def with_turns(stages: Iterable[Stage]) -> list[Stage]:
-    """The stages with turns from one sweep to the next, wherever there can be."""
+def with_turns(stages: Iterable[Stage], streamed: Collection[int]) -> list[Stage]:
+    """The stages with turns from one sweep to the next, wherever there can be.
+
+    Not at the positions of sweeps whose operands are ``streamed``: these have rows of their own.
+    """
     found: list[Stage] = []
-    for stage in stages:
+    for position, stage in enumerate(stages):
         last = found[-1] if found else None
         pair = None
-        if isinstance(last, Sweep) and isinstance(stage, Sweep):
+        alone = position in streamed or position - 1 in streamed
+        if isinstance(last, Sweep) and isinstance(stage, Sweep) and not alone:
             pair = _turned(last, stage)
         if pair is None:
             found.append(stage)

@@ -44,7 +44,8 @@ class Registers:
         self.fibres: dict[Value, str] = dict(outer.fibres) if outer else {}
         self.values: dict[Value, str] = dict(outer.values) if outer else {}
         # Tiles of which lanes may still be reading what others of their quad will replace.
-        self.loaded: set[int] = outer.loaded if outer else set()
+        others = outer or before
+        self.loaded: set[int] = others.loaded if others else set()
         self.before = before  # what the warp has of the same plane since the sweep before
 
     def inner(self) -> "Registers":

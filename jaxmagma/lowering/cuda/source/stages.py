@@ -24,7 +24,9 @@ def print_stages(
         text()
         position, stage = group[0], block.stages[group[0]]
         places = Places(block, position)
-        pieces = list(dict.fromkeys(x for n in group for x in _pieces(block, block.stages[n])))
+        # Of an element that is one plane, each sweep of the warp loads its own.
+        at_first = group[:1] if isinstance(stage, Sweep) and len(stage.lines) == 1 else group
+        pieces = list(dict.fromkeys(x for n in at_first for x in _pieces(block, block.stages[n])))
         with text.braces() if pieces else nullcontext():
             # Matrices come while others are still at work on what the stage reads.
             matrices.print_loads(pieces)
@@ -34,7 +36,7 @@ def print_stages(
                     text(f"wait<kThreads>(arrived[{number}], {'phase' if block.loops else '0'});")
             if isinstance(stage, Sweep) and stage.across:
                 sweeps = [(Places(block, n), block.stages[n]) for n in group]
-                print_planes(text, matrices, streams, sweeps)
+                print_planes(text, matrices, streams, sweeps, set(pieces))
             elif isinstance(stage, Sweep):
                 print_sweep(text, matrices, places, streams, stage)
             elif isinstance(stage, Gemm):
@@ -66,10 +68,7 @@ def _together(stages: Sequence[Stage]) -> list[list[int]]:
 
 def _pieces(block: Block, stage: Stage) -> list[Pieces]:
     """The matrices for tensor cores that are loaded for this stage alone."""
-    if not isinstance(stage, Sweep) or stage.lanes == 1 or block.holds:
-        return []
-    found = (x for move in stage.moves if move.matrix for x in block.pieces_of(stage, move))
-    return list(dict.fromkeys(found))
+    return [] if not isinstance(stage, Sweep) or block.holds else block.pieces_in(stage)
 
 
 def _print_sums(text: Text, block: Block, barriers: "_Barriers") -> None:

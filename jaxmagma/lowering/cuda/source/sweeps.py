@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 
 from jaxmagma.lowering.cuda.functors import FUNCTORS
+from jaxmagma.lowering.cuda.pieces import Pieces
 from jaxmagma.lowering.cuda.source.matrices import Matrices
 from jaxmagma.lowering.cuda.source.places import Places
 from jaxmagma.lowering.cuda.source.registers import POINT, Registers
@@ -18,8 +19,12 @@ def print_planes(
     matrices: Matrices,
     streams: Streams,
     sweeps: Sequence[tuple[Places, Sweep]],
+    loaded: set[Pieces],
 ) -> None:
-    """Sweeps that a warp does one after the other, for one plane after the other."""
+    """Sweeps that a warp does one after the other, for one plane after the other.
+
+    Matrices that are not ``loaded`` yet come when they are needed.
+    """
     (places, first), *_ = sweeps
     *planes, _ = (first.extents[x] for x in first.lines)
     sizes = listed(("kThreads", "kElements", *planes))
@@ -35,6 +40,10 @@ def print_planes(
             parameters += [f"const Pack<int, {fibres}>& {x}" for x in ("e", *sweep.lines)]
             call = f"across<{lines}>(thread, plane"
             scopes.enter_context(text.function(call, parameters, shape_of((lines,))))
+            if not own.block.holds:
+                missing = [x for x in own.block.pieces_in(sweep) if x not in loaded]
+                matrices.print_loads(missing)
+                loaded.update(missing)
             turned = [m.operands[0] for _, x in sweeps[number + 1 :][:1] for m in x.moves if m.turns]
             _print_groups(text, matrices, registers, streams, turned)
             for value in turned:
