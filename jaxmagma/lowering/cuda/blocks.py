@@ -361,7 +361,8 @@ class Block:
         self.staged = staged
         if self.turns:
             streamed = {x.position for x in self.find_streams(stages)}
-            stages = with_turns(stages, streamed)
+            shown = {tile: at.tile for tile, at in self.origins.items()}
+            stages = with_turns(stages, streamed, lambda x: shown.get(x, x), self.is_outside)
         self.rewritten = {x for x in self.written if x in made and self._in_rows(x, stages)}
         copied = [x for x in self.written if x not in made or x in self.rewritten]
         if self.accumulations:

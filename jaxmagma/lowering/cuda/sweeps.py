@@ -74,8 +74,8 @@ class Matrix:
 class Move:
     """One operation of a sweep: its result, its operands in registers, and its matrix if any.
 
-    Without a step it reads a tile, and nothing else. A product that ``turns`` what it takes from the
-    sweep before has as many lines as its matrix has rows.
+    Without a step it reads a tile, and nothing else. A product that ``turns`` what it takes from
+    the sweep before has as many lines as its matrix has rows.
     """
 
     step: Step | None
@@ -116,8 +116,8 @@ class Outer:
 class Sweep:
     """Operations on fibres; ``lines`` are the labels spread over threads, the last one fastest.
 
-    ``lanes`` of a warp own a fibre together: 1 or QUAD. If the last line runs ``across`` planes, a
-    warp has all of that line at a time; and what it has of a plane may have been left in registers by
+    ``lanes`` of a warp own a fibre together: 1 or QUAD. If the last line runs ``across`` planes,
+    a warp has all of it at a time; and what it has of a plane may have been left in registers by
     the sweep that this one ``follows`` (see ``turns``).
     """
 
@@ -322,9 +322,7 @@ def live_registers(plan: Plan, sweep: Sweep, split: Collection[int]) -> int:
         most = max(most, inside, sum(map(size, alive | now | multiplied)) if multiplied else 0)
         alive = {x for x in alive | now if last.get(x, -1) > position}
     if sweep.lanes == QUAD:
-        matrices = {
-            m.matrix: m.shape for m in sweep.moves if m.matrix
-        }
+        matrices = {m.matrix: m.shape for m in sweep.moves if m.matrix}
         most += sum(_pieces(*sizes, halves=mirrored) for sizes in matrices.values())
     registers = max(words(plan, value.tile) for value in [*sweep.loads, *sweep.tiles.values()])
     return most * registers

@@ -44,7 +44,9 @@ def print_planes(
                 missing = [x for x in own.block.pieces_in(sweep) if x not in loaded]
                 matrices.print_loads(missing)
                 loaded.update(missing)
-            turned = [m.operands[0] for _, x in sweeps[number + 1 :][:1] for m in x.moves if m.turns]
+            turned = [
+                m.operands[0] for _, x in sweeps[number + 1 :][:1] for m in x.moves if m.turns
+            ]
             _print_groups(text, matrices, registers, streams, turned)
             for value in turned:
                 registers.fibre(value)
