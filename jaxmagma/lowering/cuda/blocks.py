@@ -21,7 +21,7 @@ from jaxmagma.lowering.cuda.accumulations import (
 from jaxmagma.lowering.cuda.destinations import find_destinations
 from jaxmagma.lowering.cuda.origins import Origin, origin
 from jaxmagma.lowering.cuda.outers import with_outers
-from jaxmagma.lowering.cuda.parameters import CONSTANT_BYTES, Parameters
+from jaxmagma.lowering.cuda.parameters import CONSTANT_BYTES, WARP, Parameters
 from jaxmagma.lowering.cuda.pieces import Pieces, pieces_of, split_pieces_of
 from jaxmagma.lowering.cuda.scheduler import Scheduler
 from jaxmagma.lowering.cuda.shared import BEFORE, Shared, Uses
@@ -307,6 +307,11 @@ class Block:
     def alone(self) -> bool:
         """Whether one warp has all fibres of an element."""
         return 0 < self.octets() <= FEW_OCTETS
+
+    def has_one_plane(self, stage: Stage) -> bool:
+        """Whether a warp does a sweep of one plane, and nobody else works with it."""
+        plane = isinstance(stage, Sweep) and stage.across and len(stage.lines) == 1
+        return plane and self.threads == WARP and self.elements == 1
 
     def octets(self) -> int:
         """How often one warp would take eight fibres of an element, in the largest sweep."""

@@ -10,7 +10,7 @@ keeps. Each of the others prints one part of it, from the outside to the inside:
     slices      which elements a group works on, and the loop over them
     tiles       where tiles of arrays are, and how operands get to shared memory
     streams     operands whose rows come to each warp as it needs them
-    stages      the stages, and the barriers between them
+    stages      the stages;  barriers: what stands between them
     sweeps      operations on fibres: a stage;  products, assemblies: the others
     matrices    products of fibres with matrices, and where these stand
     registers   fibres and values that a thread has, loaded and stored

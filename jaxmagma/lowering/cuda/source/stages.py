@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from jaxmagma.lowering.cuda.blocks import Block
 from jaxmagma.lowering.cuda.pieces import Pieces
 from jaxmagma.lowering.cuda.source.assemblies import print_assembly
+from jaxmagma.lowering.cuda.source.barriers import Barriers
 from jaxmagma.lowering.cuda.source.matrices import Matrices
 from jaxmagma.lowering.cuda.source.places import Places
 from jaxmagma.lowering.cuda.source.products import print_accumulation, print_gemm
@@ -13,13 +14,13 @@ from jaxmagma.lowering.cuda.source.streams import Streams
 from jaxmagma.lowering.cuda.source.sweeps import print_planes, print_sweep
 from jaxmagma.lowering.cuda.source.text import Text
 from jaxmagma.lowering.cuda.source.tiles import Tiles
-from jaxmagma.lowering.cuda.sweeps import Accumulation, Gemm, Stage, Sweep, follows, made_by
+from jaxmagma.lowering.cuda.sweeps import Accumulation, Gemm, Stage, Sweep, follows
 
 
 def print_stages(
     text: Text, block: Block, tiles: Tiles, matrices: Matrices, streams: Streams
 ) -> None:
-    barriers = _Barriers(text, block, tiles)
+    barriers = Barriers(text, block, tiles)
     for group in _together(block.stages):
         text()
         position, stage = group[0], block.stages[group[0]]
@@ -31,12 +32,10 @@ def print_stages(
             # Matrices come while others are still at work on what the stage reads.
             matrices.print_loads(pieces)
             barriers.print_before([Places(block, n) for n in group])
-            for number, tile in enumerate(block.fetched):
-                if min(block.uses.readers[tile]) in group:
-                    text(f"wait<kThreads>(arrived[{number}], {'phase' if block.loops else '0'});")
+            barriers.print_waits(group[:1] if block.has_one_plane(stage) else group)
             if isinstance(stage, Sweep) and stage.across:
                 sweeps = [(Places(block, n), block.stages[n]) for n in group]
-                print_planes(text, matrices, streams, sweeps, set(pieces))
+                print_planes(text, matrices, streams, sweeps, set(pieces), barriers)
             elif isinstance(stage, Sweep):
                 print_sweep(text, matrices, places, streams, stage)
             elif isinstance(stage, Gemm):
@@ -71,7 +70,7 @@ def _pieces(block: Block, stage: Stage) -> list[Pieces]:
     return [] if not isinstance(stage, Sweep) or block.holds else block.pieces_in(stage)
 
 
-def _print_sums(text: Text, block: Block, barriers: "_Barriers") -> None:
+def _print_sums(text: Text, block: Block, barriers: Barriers) -> None:
     """Adds the tiles that are summed over elements to what the threads have of them."""
     text()
     sums = {block.plan.results[out] for out in block.summed}
@@ -84,39 +83,3 @@ def _print_sums(text: Text, block: Block, barriers: "_Barriers") -> None:
             text(f"reduce(sum{out}, thread, slice, {pointer});")
     if block.shared.offsets:
         barriers.print(len(block.stages) + 1)
-
-
-class _Barriers:
-    """Prints barriers where a stage touches what others have touched since the last one."""
-
-    def __init__(self, text: Text, block: Block, tiles: Tiles) -> None:
-        self.text = text
-        self.block = block
-        self.tiles = tiles
-        self.reads: set[int] = set()
-        self.writes: set[int] = set()
-        # Tiles whose place waits for those of the next elements.
-        self.waiting = [*block.fetched, *tiles.brought] if block.ahead else []
-
-    def print_before(self, group: Sequence[Places]) -> None:
-        overlap, stages = self.block.shared.overlap, self.block.stages
-        reads: set[int] = set()
-        writes: set[int] = set()
-        for x in group:
-            reads.update(filter(x.from_shared, self.block.read(stages[x.position])))
-            writes.update(filter(x.to_shared, made_by(stages[x.position])))
-        if overlap(reads, self.writes) or overlap(writes, self.reads | self.writes):
-            self.print(group[0].position)
-            self.reads, self.writes = set(), set()
-        self.reads |= reads
-        self.writes |= writes
-
-    def print(self, position: int) -> None:
-        """What has been read before ``position`` may be replaced by what comes next."""
-        self.text("sync<kThreads>();")
-        gone = [x for x in self.waiting if self.block.shared.last_reader(x) < position]
-        fetched = [x for x in gone if x not in self.tiles.brought]
-        if fetched:
-            self.tiles.print_fetches(fetched, f"first + {self.tiles.step}")
-        self.tiles.print_gathers(x for x in gone if x in self.tiles.brought)
-        self.waiting = [x for x in self.waiting if x not in gone]

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 
 from jaxmagma.lowering.cuda.functors import FUNCTORS
 from jaxmagma.lowering.cuda.pieces import Pieces
+from jaxmagma.lowering.cuda.source.barriers import Barriers
 from jaxmagma.lowering.cuda.source.matrices import Matrices
 from jaxmagma.lowering.cuda.source.places import Places
 from jaxmagma.lowering.cuda.source.registers import POINT, Registers
@@ -20,10 +21,12 @@ def print_planes(
     streams: Streams,
     sweeps: Sequence[tuple[Places, Sweep]],
     loaded: set[Pieces],
+    barriers: Barriers,
 ) -> None:
     """Sweeps that a warp does one after the other, for one plane after the other.
 
-    Matrices that are not ``loaded`` yet come when they are needed.
+    Matrices that are not ``loaded`` yet come when they are needed; operands of the next elements
+    when these are in registers, if the element is one plane.
     """
     (places, first), *_ = sweeps
     *planes, _ = (first.extents[x] for x in first.lines)
@@ -47,9 +50,12 @@ def print_planes(
             turned = [
                 m.operands[0] for _, x in sweeps[number + 1 :][:1] for m in x.moves if m.turns
             ]
+            if number and own.block.has_one_plane(sweep):
+                barriers.print_waits([own.position])
             _print_groups(text, matrices, registers, streams, turned)
             for value in turned:
                 registers.fibre(value)
+            barriers.print_within(own.position)
             before = registers
 
 

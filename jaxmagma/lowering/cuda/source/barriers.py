@@ -1,0 +1,61 @@
+"""Barriers between stages, and what may come once they are passed."""
+
+from collections.abc import Collection, Sequence
+
+from jaxmagma.lowering.cuda.blocks import Block
+from jaxmagma.lowering.cuda.source.places import Places
+from jaxmagma.lowering.cuda.source.text import Text
+from jaxmagma.lowering.cuda.source.tiles import Tiles
+from jaxmagma.lowering.cuda.sweeps import made_by
+
+
+class Barriers:
+    """Prints barriers where a stage touches what others have touched since the last one.
+
+    And where a stage waits for what the copy engine brings.
+    """
+
+    def __init__(self, text: Text, block: Block, tiles: Tiles) -> None:
+        self.text = text
+        self.block = block
+        self.tiles = tiles
+        self.reads: set[int] = set()
+        self.writes: set[int] = set()
+        # Tiles whose place waits for those of the next elements.
+        self.waiting = [*block.fetched, *tiles.brought] if block.ahead else []
+
+    def print_before(self, group: Sequence[Places]) -> None:
+        overlap, stages = self.block.shared.overlap, self.block.stages
+        reads: set[int] = set()
+        writes: set[int] = set()
+        for x in group:
+            reads.update(filter(x.from_shared, self.block.read(stages[x.position])))
+            writes.update(filter(x.to_shared, made_by(stages[x.position])))
+        if overlap(reads, self.writes) or overlap(writes, self.reads | self.writes):
+            self.print(group[0].position)
+            self.reads, self.writes = set(), set()
+        self.reads |= reads
+        self.writes |= writes
+
+    def print_waits(self, positions: Collection[int]) -> None:
+        """For the operands that are first read there."""
+        phase = "phase" if self.block.loops else "0"
+        for number, tile in enumerate(self.block.fetched):
+            if min(self.block.uses.readers[tile]) in positions:
+                self.text(f"wait<kThreads>(arrived[{number}], {phase});")
+
+    def print_within(self, position: int) -> None:
+        """The same after one of the sweeps that a warp does with one plane, if that is all."""
+        read = any(self.block.shared.last_reader(x) == position for x in self.waiting)
+        if read and self.block.has_one_plane(self.block.stages[position]):
+            self.print(position + 1)
+
+    def print(self, position: int) -> None:
+        """What has been read before ``position`` may be replaced by what comes next."""
+        self.text("sync<kThreads>();")
+        gone = [x for x in self.waiting if self.block.shared.last_reader(x) < position]
+        fetched = [x for x in gone if x not in self.tiles.brought]
+        if fetched:
+            self.tiles.print_fetches(fetched, f"first + {self.tiles.step}")
+        self.tiles.print_gathers(x for x in gone if x in self.tiles.brought)
+        self.waiting = [x for x in self.waiting if x not in gone]
