@@ -260,8 +260,8 @@ struct Matrix {
 };
 
 // What is at(n, i, j): value number n of a lane, in row i and column j. Beyond the last row it is
-// the last one once more if there are TAILS, else zero, as it is beyond the last column. If products
-// TURN tiles, rows and columns are where lanes of a TurningQuad have values.
+// the last one once more if there are TAILS, else zero, as it is beyond the last column. If
+// products TURN tiles, rows and columns are where lanes of a TurningQuad have values.
 template <class T, int M, int K, bool TAILS, bool TURN, class At>
 __device__ __forceinline__ auto matrix_of(int thread, const At& at) {
   using A = Matrix<T, M, K, TAILS>;
@@ -272,7 +272,8 @@ __device__ __forceinline__ auto matrix_of(int thread, const At& at) {
 #pragma unroll
   for (int k = 0; k < A::columns; ++k) {
 #pragma unroll
-    for (int m = 0; m < A::rows; ++m) a.value[k][m] = at(n++, 8 * m + row, 4 * k + (TURN && k % 2 ? own ^ 2 : own));
+    for (int m = 0; m < A::rows; ++m)
+      a.value[k][m] = at(n++, 8 * m + row, 4 * k + (TURN && k % 2 ? own ^ 2 : own));
   }
   if (A::has_column) {
 #pragma unroll

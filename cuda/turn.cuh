@@ -1,20 +1,22 @@
-// Planes of tiles, of which a warp has all fibres: products along one axis, and then along the other.
+// Planes of tiles, of which a warp has all fibres: products along one axis, and then along the
+// other.
 //
-// Tensor cores multiply a matrix with fibres in either order. As the first operand, fibres of a quad
-// give fibres of the same quad (`gemm` in quad.cuh). As the second one they give a *turned* result:
-// a quad then has values that had been in the same place of fibres of all quads, a fibre across
-// them. So two products of a plane follow each other in registers, and nothing goes through shared
-// memory between them.
+// Tensor cores multiply a matrix with fibres in either order. As the first operand, fibres of a
+// quad give fibres of the same quad (`gemm` in quad.cuh). As the second one they give a *turned*
+// result: a quad then has values that had been in the same place of fibres of all quads, a fibre
+// across them. So two products of a plane follow each other in registers, and nothing goes through
+// shared memory between them.
 #pragma once
 
 #include "quad.cuh"
 
 namespace jaxmagma {
 
-// A lane of a quad that has lines across those of a fibre: value i of a line is where line i was.
-// That is lane i % 4, but in every second four values lanes are two further: neighbouring quads have
-// the lines 0, 6, 1, 7, 2, 4, 3, 5, and meet in no bank if rows are 4 apart, modulo 8, along fibres
-// or across.
+// A lane of a quad, in a kernel with turned products. What was line i of a plane is value i of the
+// fibres across it, so where lanes have values says which lines quads have: those next to each
+// other 0, 6, 1, 7, 2, 4, 3, 5. Value i is in lane i % 4, but two lanes further in every second
+// four: then the quads that are served together meet in no bank of shared memory if either axis of
+// the plane has a stride of 4, 12, 20, ... values and the other one an odd stride.
 template <int W>
 struct TurningQuad : Quad<W> {
   __device__ __forceinline__ TurningQuad() {}
@@ -41,6 +43,7 @@ struct Plane {
   int at[N];
 };
 
+// Calls body with a plane of any number of coordinates: not every compiler takes a lambda of them.
 template <class Body>
 struct Planes {
   const Body& body;
@@ -62,6 +65,7 @@ __device__ __forceinline__ void planes(int thread, const Body& body) {
   }
 }
 
+// The same coordinate for W lines.
 template <int W>
 __device__ __forceinline__ Pack<int, W> same(int x) {
   Pack<int, W> y;
@@ -71,13 +75,13 @@ __device__ __forceinline__ Pack<int, W> same(int x) {
 }
 
 template <int W, int N, class Body, class... At>
-__device__ __forceinline__ void visit(const TurningQuad<W>& quad, const Plane<N>& plane,
-                                      const Pack<int, W>& line, const Body& body,
-                                      const At&... at) {
+__device__ __forceinline__ void with_lines(const TurningQuad<W>& quad, const Plane<N>& plane,
+                                           const Pack<int, W>& lines, const Body& body,
+                                           const At&... at) {
   if constexpr (sizeof...(At) == N) {
-    body(quad, at..., line);
+    body(quad, at..., lines);
   } else {
-    visit(quad, plane, line, body, at..., same<W>(plane.at[sizeof...(At)]));
+    with_lines(quad, plane, lines, body, at..., same<W>(plane.at[sizeof...(At)]));
   }
 }
 
@@ -94,12 +98,13 @@ __device__ __forceinline__ void across(int thread, const Plane<N>& plane, const 
     quad.has[w] = LINES % 8 == 0 || 8 * w + line < LINES;
     lines.value[w] = quad.has[w] ? 8 * w + line : 0;
   }
-  visit(quad, plane, lines, body);
+  with_lines(quad, plane, lines, body);
 }
 
 // y[m] = sum_k matrix[m, k] x[k] of all LINES, as fibres across x: of quads that have the lines m.
 template <int LINES, class T, int W, int V, int M, int K, bool TAILS>
-__device__ __forceinline__ auto turn(const TurningQuad<V>& quad, const Matrix<T, M, K, TAILS>& matrix,
+__device__ __forceinline__ auto turn(const TurningQuad<V>& quad,
+                                     const Matrix<T, M, K, TAILS>& matrix,
                                      QuadFibre<T, W, K, TurningQuad<W>> x) {
   using A = Matrix<T, M, K, TAILS>;
   static_assert(!TAILS && V == A::rows && W == (LINES + 7) / 8, "planes are whole");
