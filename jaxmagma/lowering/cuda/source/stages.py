@@ -34,7 +34,8 @@ def print_stages(
             barriers.print_before([Places(block, n) for n in group])
             barriers.print_waits(group[:1] if block.has_one_plane(stage) else group)
             if isinstance(stage, Sweep) and stage.across:
-                sweeps = [(Places(block, n), block.stages[n]) for n in group]
+                stages = ((Places(block, n), block.stages[n]) for n in group)
+                sweeps = [(own, x) for own, x in stages if isinstance(x, Sweep)]
                 print_planes(text, matrices, streams, sweeps, set(pieces), barriers)
             elif isinstance(stage, Sweep):
                 print_sweep(text, matrices, places, streams, stage)
