@@ -331,7 +331,7 @@ TURN: dict[str, Any] = {"quads": True, "turn": True}
     ids=str,
 )
 def test_turned_products(parameters: Parameters, elements: int) -> None:
-    for p in (4, 8, 11, 14):
+    for p in (4, 8, 11):
         check(mass(p), elements, parameters=parameters)
     for program in (gradient(mass(9)), gradient(chain(12, constant=False))):
         check(program, elements, parameters=parameters)

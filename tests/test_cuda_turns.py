@@ -53,6 +53,7 @@ def test_an_element_that_is_a_plane_needs_no_shared_memory() -> None:
     apart, turned = (lowered(chain(10), quads=True, turn=x) for x in (False, True))
     assert turned.attributes["shared_bytes"] == 0 < apart.attributes["shared_bytes"]
     assert barriers(turned.source) == 0 and turned.source.count("turn<") == 2
+    assert "2 products turned" in turned.description
 
 
 def test_a_mass_operator_has_two_barriers() -> None:
@@ -72,7 +73,7 @@ def test_nothing_is_turned_unless_asked_for() -> None:
 
 def test_streamed_operands_keep_their_sweep() -> None:
     kernel = lowered(cuda_fused.diffusion(9, planes=True), **TURN, stream=True)
-    assert "turn<" in kernel.source and "rows as they are needed" in (kernel.description or "")
+    assert "turn<" in kernel.source and "rows as they are needed" in kernel.description
 
 
 # ---- Numbers ---------------------------------------------------------------------------------
@@ -131,3 +132,17 @@ def test_nan_stays_where_it_comes_to(emulated: Path) -> None:
     assert np.isnan(got[1]).all() and np.isfinite(got[[0, 2]]).all()
     rest = [x[[0, 2]] for x in arrays]
     assert_close(program, rest, [np.asarray(got)[[0, 2]]])
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("n", [9, 12])
+def test_operands_come_as_soon_as_these_are_in_registers(
+    n: int, groups: int, emulated: Path
+) -> None:
+    """Of an element that is one plane: before the next product, not after the last one."""
+    options: dict[str, Any] = {**TURN, "ahead": True, "elements": 1, "threads": 32, "fetch": 3}
+    source = lowered(chain(n), **options, groups=groups).source
+    loop = source[source.index("for (long long first") :]
+    assert loop.index("fetch<kThreads") < loop.index("turn<") < loop.rindex("fetch<kThreads")
+    for program in (chain(n), gradient(chain(n))):
+        emulate(program, (11,), emulated, **options, groups=groups)

@@ -593,9 +593,12 @@ class Block:
             stages.append(f"{sums + outers} products summed over elements")
         split = self.split_products()
         halves = f", {split} products by even and odd halves" if split else ""
+        moves = [move for x in self.stages if isinstance(x, Sweep) for move in x.moves]
+        turned = sum(move.turns > 0 for move in moves)
         return (
             f"{' and '.join(stages) or 'a sum'}, {self.elements * self.groups} elements on "
             f"{self.threads * self.groups} threads, {self.shared_bytes()} bytes of shared memory"
-            f"{halves}{', operands ahead' if self.ahead else ''}"
+            f"{halves}{f', {turned} products turned' if turned else ''}"
+            f"{', operands ahead' if self.ahead else ''}"
             f"{', rows as they are needed' if self.streams else ''}"
         )

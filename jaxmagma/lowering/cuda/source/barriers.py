@@ -25,6 +25,7 @@ class Barriers:
         self.waiting = [*block.fetched, *tiles.brought] if block.ahead else []
 
     def print_before(self, group: Sequence[Places]) -> None:
+        """For stages that a warp does without waiting for others in between."""
         overlap, stages = self.block.shared.overlap, self.block.stages
         reads: set[int] = set()
         writes: set[int] = set()
@@ -38,14 +39,14 @@ class Barriers:
         self.writes |= writes
 
     def print_waits(self, positions: Collection[int]) -> None:
-        """For the operands that are first read there."""
+        """Waits for the operands that are first read there."""
         phase = "phase" if self.block.loops else "0"
         for number, tile in enumerate(self.block.fetched):
             if min(self.block.uses.readers[tile]) in positions:
                 self.text(f"wait<kThreads>(arrived[{number}], {phase});")
 
     def print_within(self, position: int) -> None:
-        """The same after one of the sweeps that a warp does with one plane, if that is all."""
+        """After a sweep that others follow: what it has read may be replaced, if by nobody else."""
         read = any(self.block.shared.last_reader(x) == position for x in self.waiting)
         if read and self.block.has_one_plane(self.block.stages[position]):
             self.print(position + 1)

@@ -25,7 +25,7 @@ def print_stages(
         text()
         position, stage = group[0], block.stages[group[0]]
         places = Places(block, position)
-        # Of an element that is one plane, each sweep of the warp loads its own.
+        # Where an element is one plane, sweeps that follow others load matrices for themselves.
         at_first = group[:1] if isinstance(stage, Sweep) and len(stage.lines) == 1 else group
         pieces = list(dict.fromkeys(x for n in at_first for x in _pieces(block, block.stages[n])))
         with text.braces() if pieces else nullcontext():
