@@ -57,6 +57,7 @@ struct Planes {
 // Calls body(plane) for every plane of EXTENTS, each in one of the warps of THREADS threads.
 template <int THREADS, int... EXTENTS, class Body>
 __device__ __forceinline__ void planes(int thread, const Body& body) {
+  static_assert(THREADS % 32 == 0, "warps are whole");
   constexpr unsigned count = Lines<EXTENTS...>::count;
   const Planes<Body> visit = {body};
 #pragma unroll 1

@@ -65,9 +65,31 @@ def test_a_mass_operator_has_two_barriers() -> None:
     assert len(stores.findall(turned)) < len(stores.findall(apart))
 
 
-def test_nothing_is_turned_unless_asked_for() -> None:
-    source = lowered(mass(11), quads=True).source
-    assert "turn<" not in source and "TurningQuad" not in source
+@pytest.mark.parametrize(
+    "program",
+    [
+        mass(11),
+        mass(15),
+        mass(13, sign=1),
+        chain(16),
+        gradient(mass(13)),
+        mass(13, dtype="complex128"),
+    ],
+    ids=["small", "large", "symmetric", "one plane", "gradient", "complex"],
+)
+def test_what_the_model_leaves_as_it_is(program: ElementProgram) -> None:
+    assert "turn<" not in lowered(program).source
+
+
+@pytest.mark.parametrize("p", [12, 13, 14])
+def test_the_model_turns_products_in_a_row(p: int) -> None:
+    assert lowered(mass(p)).source == lowered(mass(p), quads=True, turn=True).source
+    assert "turn<" in lowered(mass(p)).source and "turn<" not in lowered(mass(p), turn=False).source
+
+
+def test_where_nothing_can_be_turned_all_is_as_before() -> None:
+    program = contraction("xa,eab->exb", {"x": 14, "a": 13, "b": 15})
+    assert lowered(program, **TURN).source == lowered(program, quads=True).source
     assert lowered(mass(11), quads=False, turn=True).source == lowered(mass(11), quads=False).source
 
 

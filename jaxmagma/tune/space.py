@@ -119,7 +119,7 @@ CUDA = Space(
         one("ahead", None, True, False),
         one("hold", None, True, False),
         one("tails", None, True, False),
-        one("turn", None, True),
+        one("turn", None, True, False),
         one("prefetch", None, True, False),
         one("padding", None, 0, 5, 15, 2),
         one("spread", None, 1),

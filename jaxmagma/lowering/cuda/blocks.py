@@ -97,6 +97,7 @@ class Block:
         self.halves: dict[int, Halves] = {}
         self.holds = False  # matrices stay in the registers of every warp
         self.tails = False  # threads multiply with a last row or column that is alone
+        self.turns = False  # warps multiply planes along both axes, where they can
         self.packed = 1  # fibres that a thread has at a time
         self.bank: list[int] = []
         self.near: list[int] = []  # matrices in shared memory
@@ -126,11 +127,6 @@ class Block:
 
     def origin(self, tile: int) -> Origin:
         return self.origins.get(tile) or Origin(tile)
-
-    @property
-    def turns(self) -> bool:
-        """Whether warps multiply planes along both axes, where they can."""
-        return self.quads and bool(self.parameters.turn) and self.dtype.kind == "f"
 
     # ---- Matrices --------------------------------------------------------------------------------
 

@@ -75,6 +75,10 @@ WHOLE_PLACES = 16
 # memory take time; by tensor cores if they are so large: lesser halves leave much of a piece empty.
 MANY_PRODUCTS = 10
 SPLIT_BY_QUADS = 13
+# Warps multiply planes of such sizes along both axes, if a sweep has so few products: smaller ones
+# leave much of a piece empty, and larger ones begin another.
+SIZES_OF_PLANES = range(13, 17)
+PRODUCTS_OF_PLANES = 2
 # The copy engine brings operands, unless a warp reads them in so few steps, or a multiprocessor
 # would have fewer groups than these.
 DIRECT_OCTETS = 2
@@ -164,6 +168,8 @@ def _choose(plan: Plan, parameters: Parameters) -> Block | Declined:
             block.quads = True
             block.halves = halves_of(block)
             block.stages = block.schedule()
+        if wants_turns(block):
+            try_turns(block)
         hold_matrices(block)
         if block.accumulations and block.holds:
             block.stages = block.schedule(block.matrix_registers())
@@ -184,10 +190,12 @@ def _choose(plan: Plan, parameters: Parameters) -> Block | Declined:
                 if block.shared_bytes() <= most and not (alone and block.parameters.fetch is None):
                     block.prefetch = wants_prefetch(block)
                     return block
+    count = block.elements * block.groups
+    most = most_shared(block) if count == 1 else block.parameters.shared_bytes
     return Declined(
-        f"one element needs {block.shared_bytes() >> 10} KB of shared memory, and a block has "
-        f"{most_shared(block) >> 10} KB",
-        Excess("room", block.shared_bytes() / most_shared(block)),
+        f"{'one element needs' if count == 1 else f'{count} elements need'} "
+        f"{block.shared_bytes() >> 10} KB of shared memory, and a block has {most >> 10} KB",
+        Excess("room", block.shared_bytes() / most),
     )
 
 
@@ -212,7 +220,7 @@ def halves_of(block: Block) -> dict[int, Halves]:
     found: dict[int, Halves] = {}
     asked = block.parameters.even_odd
     asked = parity.is_wanted() if asked is None else asked
-    if block.turns or not (multiplies_much(block) if asked is None else asked):
+    if not (multiplies_much(block) if asked is None else asked):
         return found
     for _, step in block.plan.numbered_steps():
         mode = as_mode(block.plan, step)
@@ -278,6 +286,37 @@ def share_of_quads(sweeps: Iterable[Sweep]) -> float:
     products = [(move.result.length, move.operands[0].length) for move in moves]
     pieces = sum(-(-rows // 8) * 8 * (-(-columns // 4) * 4) for rows, columns in products)
     return pieces / 2 / max(1, sum(rows * columns for rows, columns in products))
+
+
+def wants_turns(block: Block) -> bool:
+    """Whether warps had better multiply planes along both axes.
+
+    One product after the other does, whose sizes leave little of the pieces of tensor cores empty;
+    not where it could be multiplied half by half, since planes are multiplied whole.
+    """
+    if not block.quads or block.dtype.kind != "f":
+        return False
+    if block.parameters.turn is not None:
+        return block.parameters.turn
+    sweeps = [x for x in block.stages if isinstance(x, Sweep) and x.lanes > 1]
+    products = [[move for move in x.moves if move.matrix is not None] for x in sweeps]
+    sizes = {size for moves in products for move in moves for size in move.shape}
+    made = {tile for x in sweeps for tile in x.tiles}
+    in_row = all(
+        len(moves) <= PRODUCTS_OF_PLANES and sum(v.tile in made for v in x.loads) <= 1
+        for x, moves in zip(sweeps, products, strict=True)
+    )
+    several = block.alone or block.summed or block.halves
+    return in_row and sizes <= set(SIZES_OF_PLANES) and not several
+
+
+def try_turns(block: Block) -> None:
+    """Turns products from one sweep to the next; all is as before where there are none."""
+    halves, block.halves, block.turns = block.halves, {}, True
+    block.stages = block.schedule()
+    if not any(isinstance(x, Sweep) and x.follows for x in block.stages):
+        block.halves, block.turns = halves, False
+        block.stages = block.schedule()
 
 
 def longest(block: Block, sweep: Sweep) -> int:
