@@ -422,6 +422,15 @@ def test_turned_products_of_fused_functions(p: int, stream: bool) -> None:
         check_fused(program, 601, parameters=given)
 
 
+@pytest.mark.parametrize("turn", [False, True])
+@pytest.mark.parametrize("middle", ["second", "slowest", "fastest"])
+@pytest.mark.parametrize("p", [4, 9])
+def test_each_axis_in_the_middle(p: int, middle: Any, turn: bool) -> None:
+    parameters = Parameters(middle=middle, turn=turn, quads=turn or None)
+    check(mass(p), ELEMENTS, parameters=parameters)
+    check_fused(cuda_fused.diffusion(p, planes=True), 101, parameters=parameters)
+
+
 @pytest.mark.parametrize("p", [10, 13])
 def test_late_operands(p: int) -> None:
     parameters = Parameters(quads=True, ahead=True, fetch=1, stream=False)

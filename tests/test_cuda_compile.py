@@ -300,6 +300,12 @@ def test_parameters_that_make_no_sense(name: str) -> None:
         Parameters(**options)
 
 
+def test_an_axis_that_is_none() -> None:
+    options: dict[str, Any] = {"middle": "first"}
+    with pytest.raises(ValueError, match="middle='first' is none of second, slowest, fastest"):
+        Parameters(**options)
+
+
 # ---- Numbers ---------------------------------------------------------------------------------
 
 

@@ -125,6 +125,18 @@ def test_numbers_do_not_depend_on_parameters(
     emulate(program, (5,), emulated, **TURN, **options)
 
 
+@pytest.mark.parametrize("turn", [False, True])
+@pytest.mark.parametrize("middle", ["second", "slowest", "fastest"])
+def test_numbers_do_not_depend_on_the_order(middle: Any, turn: bool, emulated: Path) -> None:
+    emulate(mass(8), (3,), emulated, quads=True, turn=turn, middle=middle)
+
+
+def test_every_order_is_another_kernel() -> None:
+    program = cuda_fused.diffusion(9, planes=True)
+    orders: tuple[Any, ...] = ("second", "slowest", "fastest")
+    assert len({lowered(program, middle=x, stream=False).source for x in orders}) == len(orders)
+
+
 def test_numbers_of_rectangular_planes(emulated: Path) -> None:
     """Every axis of another size, and of another number of points."""
     sizes = dict(zip("xiaykbzlc", (12, 9, 9, 7, 14, 14, 10, 3, 3), strict=True))

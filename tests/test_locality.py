@@ -1,6 +1,6 @@
 """Which order of a sum factorisation suits the memory of a GPU."""
 
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +10,10 @@ import pytest
 import jaxmagma as jm
 from jaxmagma import factoring
 from jaxmagma.explain import applications
-from jaxmagma.lowering.cuda.locality import in_pieces, planned
+from jaxmagma.lowering.cuda.locality import in_pieces, ordered, planned
+from jaxmagma.plan import Middle
 from jaxmagma.program import ElementProgram
-from tests.cuda_programs import chain, gradient, interpolation, mass
+from tests.cuda_programs import chain, contraction, gradient, interpolation, mass
 
 
 ELEMENTS = 7
@@ -83,6 +84,22 @@ def test_parts_of_an_operand(last: bool) -> None:
     assert plain == 6 * 4**3
     assert in_pieces(planned(program)) <= 2 * 3**3 < plain
     assert planned(program).flops == factoring.planned(program).flops
+
+
+@pytest.mark.parametrize("middle", get_args(Middle))
+def test_an_order_that_is_asked_for(middle: Middle) -> None:
+    program = mass(3)
+    assert ordered(planned(program), middle) == factoring.planned(program, middle)
+    assert ordered(planned(program), None) is planned(program)
+
+
+def test_no_order_takes_more_operations() -> None:
+    """A chain with matrices of different sizes has one order that is cheapest."""
+    sizes = dict(zip("xaybzc", (9, 2, 2, 7, 5, 3), strict=True))
+    program = contraction("xa,yb,zc,eabc->exyz", sizes)
+    plan = planned(program)
+    for middle in get_args(Middle):
+        assert ordered(plan, middle).flops == plan.flops
 
 
 def test_nothing_without_sweeps() -> None:

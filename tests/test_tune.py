@@ -26,6 +26,7 @@ from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.program import ElementProgram
 from jaxmagma.tune import regret, rules, suite, tuner
+from jaxmagma.tune import search as climbing
 from jaxmagma.tune.__main__ import main
 from jaxmagma.tune.device import Device
 from jaxmagma.tune.race import TIE, Effort, pick, race
@@ -329,7 +330,9 @@ def test_the_search_climbs() -> None:
     assert found.size == CLIMB.size
 
 
-def test_changes_that_pay_together_are_found() -> None:
+def test_changes_that_pay_together_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(climbing, "LEAPS", 0)
+
     def together(x: Mapping[str, Any]) -> float:
         changed = {"threads": 256, "slices": 2}
         found = sum(x.get(name) == value for name, value in changed.items())
@@ -340,6 +343,16 @@ def test_changes_that_pay_together_are_found() -> None:
     # One that costs more by itself is no part of a pair.
     dear = search(Pretended(mass(3), lambda x: together(x) * (1 + 0.3 * (len(x) == 1))), CLIMB)
     assert dear.winner == MODEL
+
+
+def test_leaps_find_what_no_few_changes_show() -> None:
+    wanted = {"threads": 256, "slices": 2, "prefetch": False}
+
+    def hidden(x: Mapping[str, Any]) -> float:
+        return 0.8 if all(x.get(name) == value for name, value in wanted.items()) else 1 + len(x)
+
+    found = search(Pretended(mass(3), hidden), CLIMB)
+    assert dict(found.winner.parameters or ()) == wanted
 
 
 def test_tuning_twice_gives_the_same_choice() -> None:

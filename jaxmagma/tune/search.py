@@ -3,13 +3,15 @@
 The search climbs. From the best point so far it looks at all that differ in one dimension, removes
 what a rule removes, races the rest against each other and goes on from the winner, until none of
 the neighbours is faster. Then it tries two changes at a time, of those that alone cost little: what
-makes room is of no use before something fills it. It ends where none of these is faster either, or
-when time is up. What did best on the way runs a last race with what the model chooses.
+makes room is of no use before something fills it. Then it leaps: to points that differ in several
+dimensions, drawn at random. It ends where none of these is faster either, or when time is up. What
+did best on the way runs a last race with what the model chooses.
 """
 
 import concurrent.futures
 import itertools
 import os
+import random
 import statistics
 import time
 from collections import Counter
@@ -35,6 +37,9 @@ LAST_RACE = 0.2
 # are tried.
 COSTS_LITTLE = 0.2
 PAIRS = 64
+# A leap changes so many parameters at once; and so many leaps are tried in a round.
+CHANGES = (3, 4, 5, 6)
+LEAPS = 64
 
 SEARCHING = Effort(least=3, most=6)
 DECIDING = Effort(least=7, most=15, beaten=(0.5, 0.3, 0.2, 0.1, 0.1, 0.1, 0.07))
@@ -94,6 +99,7 @@ class Search:
         self.choices: dict[Point, Choice | None] = {}  # None: removed
         self.removed: Counter[str] = Counter()
         self.out_of_time = 0
+        self.random = random.Random(0)  # so that the same search looks the same
         with concurrent.futures.ThreadPoolExecutor(self.workers) as self.pool:
             self._start()
             self._climb()
@@ -137,8 +143,10 @@ class Search:
 
     def _climb(self) -> None:
         climbed = {self.base}
-        while self._moved(list(self.space.neighbours(self.base)), climbed) or self._moved(
-            self._pairs(), climbed
+        while (
+            self._moved(list(self.space.neighbours(self.base)), climbed)
+            or self._moved(self._pairs(), climbed)
+            or self._moved(self._leaps(), climbed)
         ):
             climbed.add(self.base)
 
@@ -190,6 +198,17 @@ class Search:
             if both not in (first, second):
                 pairs.setdefault(both, one + other)
         return sorted(pairs, key=lambda x: pairs[x])[:PAIRS]
+
+    def _leaps(self) -> list[Point]:
+        """Points that differ by several changes from the best, or from the defaults."""
+        found: dict[Point, None] = {}
+        for number in range(LEAPS):
+            point = list(self.base if number % 2 else self.space.origin)
+            changes = min(self.random.choice(CHANGES), len(point))
+            for n in self.random.sample(range(len(point)), changes):
+                point[n] = self.random.randrange(len(self.space.dimensions[n].values))
+            found[tuple(point)] = None
+        return [x for x in found if x not in self.choices]
 
     def _decide(self) -> Choice:
         """The last race."""

@@ -123,6 +123,7 @@ CUDA = Space(
         one("prefetch", None, True, False),
         one("padding", None, 0, 5, 15, 2),
         one("spread", None, 1),
+        one("middle", None, "second", "slowest", "fastest"),
         one("stream", None, True, False),
         one("even_odd", None, False),
     )

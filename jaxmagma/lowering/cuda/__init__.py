@@ -36,7 +36,7 @@ from jaxmagma.lowering.cuda.blocks import TYPES, Block
 from jaxmagma.lowering.cuda.destinations import with_joined_places
 from jaxmagma.lowering.cuda.functors import FUNCTORS
 from jaxmagma.lowering.cuda.gemms import LARGEST_BLOCK
-from jaxmagma.lowering.cuda.locality import in_rows
+from jaxmagma.lowering.cuda.locality import ordered
 from jaxmagma.lowering.cuda.locality import planned as planned
 from jaxmagma.lowering.cuda.model import busy, choose, comes_in_rows, wants_rows
 from jaxmagma.lowering.cuda.origins import resolvable
@@ -73,11 +73,11 @@ def lower(
     if compiled is not None:
         return compiled
     given = parameters or Parameters()
-    block = _block(plan, given)
+    block = _block(ordered(plan, given.middle), given)
     if isinstance(block, Block) and wants_rows(block):
         # The fastest axis then has its turn at the points, and nobody waits for the next element.
         asked = replace(given, stream=True, ahead=given.ahead is not False)
-        rows = _block(in_rows(plan.program), asked)
+        rows = _block(ordered(plan, given.middle or "fastest"), asked)
         if isinstance(rows, Block) and rows.streams and (given.stream or comes_in_rows(rows)):
             block = rows
     if isinstance(block, Declined):

@@ -12,7 +12,7 @@ slowest one to the first and the last sweep.
 
 from jaxmagma import factoring
 from jaxmagma.builder import row_major
-from jaxmagma.plan import Plan, Pointwise, Product
+from jaxmagma.plan import Middle, Plan, Pointwise, Product
 from jaxmagma.program import ElementProgram, View
 
 
@@ -25,9 +25,12 @@ def planned(program: ElementProgram) -> Plan:
     return min(plain, turned, key=lambda x: (x.flops, in_pieces(x)))
 
 
-def in_rows(program: ElementProgram) -> Plan:
-    """The plan in which the sweep at the points has rows of memory as fibres."""
-    return factoring.planned(program, middle="fastest")
+def ordered(plan: Plan, middle: Middle | None) -> Plan:
+    """The plan whose sweep at the points is along that axis, unless it takes more operations."""
+    if middle is None:
+        return plan
+    other = factoring.planned(plan.program, middle)
+    return plan if other.flops > plan.flops else other
 
 
 def in_pieces(plan: Plan) -> int:

@@ -1,6 +1,9 @@
 """What a tuner may vary in a kernel, and what GPUs allow."""
 
 from dataclasses import dataclass
+from typing import get_args
+
+from jaxmagma.plan import Middle
 
 
 # A block takes no more shared memory than every GPU since sm_80 has, unless one element needs more:
@@ -35,6 +38,7 @@ class Parameters:
     turn: bool | None = None  # warps multiply planes along both axes, one after the other
     fetch: int | None = None  # operands of quads that the copy engine brings to shared memory
     apart: bool | None = None  # planes or rows of these are apart there, against bank conflicts
+    middle: Middle | None = None  # axis that has its turn last on the way in, first on the way out
     stream: bool | None = None  # rows of others, for each warp as it needs them
     ahead: bool | None = None  # while there is work on the elements before
     padding: int | None = None  # at most, of axes in shared memory, against bank conflicts
@@ -56,5 +60,7 @@ class Parameters:
             given = getattr(self, name)
             if given is not None and given < 0:
                 raise ValueError(f"{name}={given} is less than none")
+        if self.middle is not None and self.middle not in get_args(Middle):
+            raise ValueError(f"middle={self.middle!r} is none of {', '.join(get_args(Middle))}")
         if self.groups is not None and self.groups > 1 and self.threads != WARP:
             raise ValueError(f"groups of {self.threads} threads: several in a block have 32 each")
