@@ -9,7 +9,7 @@ import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from jaxmagma import native
 from jaxmagma.lowering.cuda import lower, planned
 from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.kernel import Kernel
+from jaxmagma.plan import Middle
 from jaxmagma.program import ElementProgram
 from tests import cuda_fused
 from tests.cuda_programs import (
@@ -423,7 +424,7 @@ def test_turned_products_of_fused_functions(p: int, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("turn", [False, True])
-@pytest.mark.parametrize("middle", ["second", "slowest", "fastest"])
+@pytest.mark.parametrize("middle", get_args(Middle))
 @pytest.mark.parametrize("p", [4, 9])
 def test_each_axis_in_the_middle(p: int, middle: Any, turn: bool) -> None:
     parameters = Parameters(middle=middle, turn=turn, quads=turn or None)

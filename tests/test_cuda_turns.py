@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 
 from jaxmagma.lowering.cuda import spreads
 from jaxmagma.lowering.cuda.banks import Access, conflicts_at
+from jaxmagma.plan import Middle
 from jaxmagma.program import ElementProgram
 from tests import cuda_emulator, cuda_fused
 from tests.cuda_programs import arguments, assert_close, chain, contraction, gradient, mass
@@ -126,14 +127,14 @@ def test_numbers_do_not_depend_on_parameters(
 
 
 @pytest.mark.parametrize("turn", [False, True])
-@pytest.mark.parametrize("middle", ["second", "slowest", "fastest"])
+@pytest.mark.parametrize("middle", get_args(Middle))
 def test_numbers_do_not_depend_on_the_order(middle: Any, turn: bool, emulated: Path) -> None:
     emulate(mass(8), (3,), emulated, quads=True, turn=turn, middle=middle)
 
 
 def test_every_order_is_another_kernel() -> None:
     program = cuda_fused.diffusion(9, planes=True)
-    orders: tuple[Any, ...] = ("second", "slowest", "fastest")
+    orders = get_args(Middle)
     assert len({lowered(program, middle=x, stream=False).source for x in orders}) == len(orders)
 
 

@@ -94,7 +94,7 @@ def test_an_order_that_is_asked_for(middle: Middle) -> None:
 
 
 def test_no_order_takes_more_operations() -> None:
-    """A chain with matrices of different sizes has one order that is cheapest."""
+    """Whatever the sizes of the matrices."""
     sizes = dict(zip("xaybzc", (9, 2, 2, 7, 5, 3), strict=True))
     program = contraction("xa,yb,zc,eabc->exyz", sizes)
     plan = planned(program)

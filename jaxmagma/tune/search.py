@@ -37,7 +37,7 @@ LAST_RACE = 0.2
 # are tried.
 COSTS_LITTLE = 0.2
 PAIRS = 64
-# A leap changes so many parameters at once; and so many leaps are tried in a round.
+# A leap draws so many parameters anew, some of which may stay; so many leaps are a round.
 CHANGES = (3, 4, 5, 6)
 LEAPS = 64
 

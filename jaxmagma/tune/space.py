@@ -9,8 +9,10 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 from jaxmagma.choices import Value
+from jaxmagma.plan import Middle
 
 
 Point = tuple[int, ...]  # for each dimension the number of its value
@@ -123,7 +125,7 @@ CUDA = Space(
         one("prefetch", None, True, False),
         one("padding", None, 0, 5, 15, 2),
         one("spread", None, 1),
-        one("middle", None, "second", "slowest", "fastest"),
+        one("middle", None, *get_args(Middle)),
         one("stream", None, True, False),
         one("even_odd", None, False),
     )

@@ -26,11 +26,8 @@ def planned(program: ElementProgram) -> Plan:
 
 
 def ordered(plan: Plan, middle: Middle | None) -> Plan:
-    """The plan whose sweep at the points is along that axis, unless it takes more operations."""
-    if middle is None:
-        return plan
-    other = factoring.planned(plan.program, middle)
-    return plan if other.flops > plan.flops else other
+    """The plan of the same program whose sweep at the points is along that axis, if named."""
+    return plan if middle is None else factoring.planned(plan.program, middle)
 
 
 def in_pieces(plan: Plan) -> int:
