@@ -432,6 +432,15 @@ def test_each_axis_in_the_middle(p: int, middle: Any, turn: bool) -> None:
     check_fused(cuda_fused.diffusion(p, planes=True), 101, parameters=parameters)
 
 
+@pytest.mark.parametrize("fetch", [1, 2, 3])
+@pytest.mark.parametrize("n", [7, 12, 16, 17])
+def test_operands_with_two_places(n: int, fetch: int) -> None:
+    """More elements than a GPU has room for at a time, an odd number for some groups."""
+    parameters = Parameters(quads=True, ahead=True, twice=True, fetch=fetch)
+    check(gradient(chain(n)), 9001, parameters=parameters)
+    check(chain(n), 9001, parameters=parameters)
+
+
 @pytest.mark.parametrize("p", [10, 13])
 def test_late_operands(p: int) -> None:
     parameters = Parameters(quads=True, ahead=True, fetch=1, stream=False)

@@ -114,6 +114,7 @@ def test_numbers_of_planes(n: int, emulated: Path) -> None:
         {"elements": 3, "threads": 64, "fetch": 2},
         {"elements": 2, "threads": 96, "in_place": True},
         {"ahead": True, "fetch": 2},
+        {"ahead": True, "fetch": 3, "twice": True},
         {"padding": 0, "in_place": False},
         {"apart": True, "hold": False},
     ],

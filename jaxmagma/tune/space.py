@@ -118,7 +118,9 @@ CUDA = Space(
         one("whole_sums", None, True, False),
         one("fetch", None, 0, 1, 2),
         one("apart", None, True),
-        one("ahead", None, True, False),
+        together(
+            "ahead", "twice", values=((None, None), (True, None), (False, None), (True, True))
+        ),
         one("hold", None, True, False),
         one("tails", None, True, False),
         one("turn", None, True, False),

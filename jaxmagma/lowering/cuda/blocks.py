@@ -482,6 +482,7 @@ class Block:
             plain,
             before,
             self.ahead,
+            self.twice,
             {tile: [at.strides for _, at in places] for tile, places in self.written.items()},
             {position: self.streamed(position) for position in range(len(self.stages))},
         )
@@ -506,6 +507,11 @@ class Block:
     def ahead(self) -> bool:
         """Whether operands of the next elements are fetched during the work on these."""
         return bool(self.parameters.ahead) and bool(self.fetched or self.brought)
+
+    @property
+    def twice(self) -> bool:
+        """Whether they have a place of their own, from the beginning of that work."""
+        return bool(self.parameters.twice) and self.ahead and not self.brought
 
     @property
     def strides(self) -> bool:
@@ -595,6 +601,6 @@ class Block:
             f"{' and '.join(stages) or 'a sum'}, {self.elements * self.groups} elements on "
             f"{self.threads * self.groups} threads, {self.shared_bytes()} bytes of shared memory"
             f"{halves}{f', {turned} products turned' if turned else ''}"
-            f"{', operands ahead' if self.ahead else ''}"
+            f"{', operands ahead' if self.ahead else ''}{', twice' if self.twice else ''}"
             f"{', rows as they are needed' if self.streams else ''}"
         )

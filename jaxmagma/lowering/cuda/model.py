@@ -506,7 +506,8 @@ def place_tiles(block: Block, tight: bool) -> None:
     kept = block.ahead or bool(block.accumulations) or block.parameters.reuse is not None
     if in_place and block.alone and not kept:
         reuse_operands(block, tight)
-    if block.ahead and block.fetched and not block.alone and not has_room(block):
+    may_wait = block.ahead and not block.twice and not block.alone
+    if may_wait and block.fetched and not has_room(block):
         # Where more groups have room so, what comes ahead comes late.
         early, most = block.shared, resident(block)
         block.shared = shared_of(block, in_place, tight, late=True)

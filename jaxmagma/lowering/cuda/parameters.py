@@ -41,6 +41,7 @@ class Parameters:
     middle: Middle | None = None  # axis that has its turn last on the way in, first on the way out
     stream: bool | None = None  # rows of others, for each warp as it needs them
     ahead: bool | None = None  # while there is work on the elements before
+    twice: bool | None = None  # what comes ahead has two places, and all of that time
     padding: int | None = None  # at most, of axes in shared memory, against bank conflicts
     spread: int | None = None  # at most, of the lines that neighbouring quads have
     in_place: bool | None = None  # tiles take the place of those that they are made from

@@ -44,9 +44,9 @@ class Uses:
     ``origins`` are of tiles whose values are part of others; ``plain`` tiles are read value by
     value in the order of memory, so that their axes have no padding.  Tiles that are ``fetched``
     are copied as they are in memory, BEFORE the first stage; or, if ``ahead``, those of the next
-    elements as soon as these have been read, so that their room is nobody else's.  ``written`` says
-    with which strides tiles go to outputs, from the sweeps that make them; ``streamed`` which tiles
-    come to a sweep row by row.
+    elements as soon as these have been read, so that their room is nobody else's; if ``twice``, all
+    the time, to a second room.  ``written`` says with which strides tiles go to outputs, from the
+    sweeps that make them; ``streamed`` which tiles come to a sweep row by row.
     """
 
     plan: Plan
@@ -57,6 +57,7 @@ class Uses:
     plain: set[int]
     fetched: set[int]
     ahead: bool
+    twice: bool
     written: dict[int, list[tuple[int, ...]]]
     streamed: dict[int, set[int]]
 
@@ -239,6 +240,7 @@ class Shared:
         self.price = price  # of a value of an element, in bank conflicts
         self.layouts: dict[int, Layout] = {}
         self.offsets: dict[int, int] = {}
+        self.second: dict[int, int] = {}  # from there to the other place of tiles that have two
         self.where_fetched: dict[int, int] = {}  # tiles where the copy engine brings another one
         self.values = 0  # of all elements of a group
 
@@ -261,6 +263,8 @@ class Shared:
             for tile, axes in room.axes.items():
                 self.layouts[tile] = Layout(tuple(layout.strides[x] for x in axes), layout.element)
                 self.offsets[tile] = begin
+                if self._has_two(room):
+                    self.second[tile] = self._size(layout)
         return self
 
     def _places(
@@ -271,8 +275,8 @@ class Shared:
         found = []
         for room, layout in rooms:
             alive = self._alive(room)
-            whole = max(1, 16 // self.itemsize)
-            size = -(-layout.element * self.elements // whole) * whole
+            size = self._size(layout)
+            size *= 2 if self._has_two(room) else 1
             begin = 0
             for other_begin, end in sorted((b, e) for stages, b, e in placed if stages & alive):
                 if begin + size <= other_begin:
@@ -282,8 +286,19 @@ class Shared:
             found.append(((room, layout), begin))
         return max((end for *_, end in placed), default=0), found
 
+    def _size(self, layout: Layout) -> int:
+        """Values that a room takes, of all elements."""
+        whole = max(1, 16 // self.itemsize)
+        return -(-layout.element * self.elements // whole) * whole
+
+    def _has_two(self, room: Room) -> bool:
+        """Whether there are two of a room."""
+        return self.uses.twice and bool(self.uses.fetched & room.axes.keys())
+
     def _alive(self, room: Room) -> set[int]:
         """The stages during which its tiles are there."""
+        if self._has_two(room):
+            return set(range(BEFORE, len(self.uses.stages) + 1))
         first = min(self.uses.maker[tile] for tile in room.axes)
         last = max(max(self.uses.readers[tile]) for tile in room.axes)
         end = len(self.uses.stages)

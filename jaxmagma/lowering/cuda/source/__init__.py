@@ -101,14 +101,15 @@ class Source:
             own = f" + {block.shared_values()} * group" if several else ""
             text(f"{block.type}* const shared = reinterpret_cast<{block.type}*>(memory){own};")
         if block.fetched:
-            count = len(block.fetched)
+            places = 2 if block.twice else 1
+            count = places * len(block.fetched)
             groups, own = ("[kGroups]", "[group]") if several else ("", "")
             text(f"__shared__ Arrival arrivals{groups}[{count}];")
             text(f"Arrival* const arrived = arrivals{own};")
-            parts = listed(self._tiles.parts(x)[0] for x in block.fetched)
+            parts = listed(self._tiles.parts(x)[0] for x in block.fetched for _ in range(places))
             text(f"prepare<kThreads, kElements, {parts}>(thread, arrived);")
             if block.loops:
-                text("unsigned phase = 0;")
+                text("unsigned done = 0;" if block.twice else "unsigned phase = 0;")
         self._streams.print_rooms()
 
     def _print_tiles(self) -> None:

@@ -22,7 +22,7 @@ class Barriers:
         self.reads: set[int] = set()
         self.writes: set[int] = set()
         # Tiles whose place waits for those of the next elements.
-        self.waiting = [*block.fetched, *tiles.brought] if block.ahead else []
+        self.waiting = [*block.fetched, *tiles.brought] if block.ahead and not block.twice else []
 
     def print_before(self, group: Sequence[Places]) -> None:
         """For stages that a warp does without waiting for others in between."""
@@ -41,9 +41,9 @@ class Barriers:
     def print_waits(self, positions: Collection[int]) -> None:
         """Waits for the operands that are first read there."""
         phase = "phase" if self.block.loops else "0"
-        for number, tile in enumerate(self.block.fetched):
+        for tile in self.block.fetched:
             if min(self.block.uses.readers[tile]) in positions:
-                self.text(f"wait<kThreads>(arrived[{number}], {phase});")
+                self.text(f"wait<kThreads>({self.tiles.arrival(tile)}, {phase});")
 
     def print_within(self, position: int) -> None:
         """After a sweep that others follow: what it has read may be replaced, if by nobody else."""

@@ -53,7 +53,7 @@ class Slices:
         self._print_prefetch(self.reads.keys() - soon - self.indices, _slice("run.first"))
         self._print_prefetch(self.indices, _slice(f"run.first + {step}"))
         if self.block.ahead and self.block.fetched:
-            tiles.print_fetches(self.block.fetched, "run.first")
+            tiles.print_fetches(self.block.fetched, "run.first", "done" if self.block.twice else "")
         if tiles.brought:
             with text.braces():
                 text(f"const auto next = {_slice('run.first')};")
@@ -64,6 +64,9 @@ class Slices:
             if self.block.accumulations:
                 text("const int again = static_cast<int>(first >> 62);", f"zero: {UNKNOWN_ZERO}")
             text(f"const auto slice = {_slice('first')};")
+            if self.block.twice:
+                tiles.print_fetches(self.block.fetched, f"first + {step}", "(done + 1) % 2")
+                text("const unsigned half = done % 2, phase = done / 2 % 2;")
             later = self.fetched if self.block.ahead else set()
             names = self.reads.keys() - later - self.indices
             self._print_prefetch(names, _slice(f"first + {step}"))

@@ -46,7 +46,7 @@ def print_stages(
             else:
                 print_assembly(text, places, stage)
     if block.fetched and block.loops:
-        text("phase ^= 1;")
+        text("++done;" if block.twice else "phase ^= 1;")
     if block.summed:
         _print_sums(text, block, barriers)
     elif block.loops and block.shared.values:

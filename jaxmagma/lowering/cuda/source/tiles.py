@@ -95,6 +95,8 @@ class Tiles:
         """The same, in shared memory."""
         size = self.block.shared.layouts[tile].element
         place = f"shared + {self.block.shared.offsets[tile]} + {size} * e"
+        if tile in self.block.shared.second:
+            place += f" + {self.block.shared.second[tile]} * half"
         fetched = self.block.shared.where_fetched.get(tile)
         if fetched in self.block.fetched:
             place = f"fetched({place}, g{fetched}(e))"
@@ -107,10 +109,13 @@ class Tiles:
 
     def print_fetch(self, tile: int) -> None:
         """Has the copy engine bring an operand."""
-        number, parts = self.block.fetched.index(tile), listed(self.parts(tile))
-        self.text(
-            f"fetch<kThreads, kElements, {parts}>(thread, arrived[{number}], s{tile}, g{tile});"
-        )
+        parts, arrival = listed(self.parts(tile)), self.arrival(tile)
+        self.text(f"fetch<kThreads, kElements, {parts}>(thread, {arrival}, s{tile}, g{tile});")
+
+    def arrival(self, tile: int) -> str:
+        """Which of the arrivals is that of an operand."""
+        number = self.block.fetched.index(tile)
+        return f"arrived[{2 * number} + half]" if self.block.twice else f"arrived[{number}]"
 
     def parts(self, tile: int) -> tuple[int, int, int]:
         """In how many parts an operand comes, of how many values, and how far they are apart."""
@@ -119,9 +124,14 @@ class Tiles:
         whole = not shape or stride[0] == inner
         return (1, math.prod(shape), math.prod(shape)) if whole else (shape[0], inner, stride[0])
 
-    def print_fetches(self, tiles: Iterable[int], first: str) -> None:
-        """Brings operands of the elements from ``first`` on, if there are any."""
+    def print_fetches(self, tiles: Iterable[int], first: str, half: str = "") -> None:
+        """Brings operands of the elements from ``first`` on, if there are any.
+
+        To the first or the second place of each, if these have two.
+        """
         with self.text.braces(f"if ({first} < run.end)"):
+            if half:
+                self.text(f"const unsigned half = {half};")
             self.text(f"const auto slice = jaxmagma::slice<kElements>({first}, run.end);")
             for tile in tiles:
                 self.print_global(self._operand(tile))
