@@ -31,6 +31,12 @@ struct Batch {
     }
     return at + element * stride[OPERAND][0];
   }
+
+  // Whether tiles of operands follow those of a slice, and others come before: unknown here.
+  template <class Slice>
+  __device__ __forceinline__ bool inside(const Slice&) const {
+    return false;
+  }
 };
 
 // One batch axis, which every batched operand carries: tiles follow each other.
@@ -45,11 +51,17 @@ struct Batch<1, OPERANDS> {
   __device__ __forceinline__ long long offset(long long element) const {
     return element * SIZE;
   }
+
+  template <class Slice>
+  __device__ __forceinline__ bool inside(const Slice& slice) const {
+    return slice.first > 0 && slice.first + Slice::elements < outer * inner;
+  }
 };
 
 // Up to ELEMENTS consecutive elements. Where fewer are left, or none, the last one is read again.
 template <int ELEMENTS>
 struct Slice {
+  static constexpr int elements = ELEMENTS;
   long long first;
   int last;  // of the elements there are, counted from `first`; negative if there are none
 

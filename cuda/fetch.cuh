@@ -2,8 +2,9 @@
 //
 // It moves whole groups of 16 bytes between places that are multiples of 16. A tile of values of 8
 // bytes may begin in the middle of one: then it lies in shared memory as it does in global memory,
-// one value later, and threads bring what is at its ends. Where there is no such engine they bring
-// all of it. A tile comes as a whole, or in parts of an even size that are apart in shared memory.
+// one value later, and the values beside it come along. Where an array ends, threads bring what is
+// less than a group; where there is no such engine, all. A tile comes as a whole, or in parts of an
+// even size that are apart in shared memory; or those of all elements come together.
 #pragma once
 
 #include "batch.cuh"
@@ -19,7 +20,7 @@ using Arrival = unsigned long long;
 // Which value of its group that is.
 template <class T>
 __device__ __forceinline__ int in_group(const T* from) {
-  static_assert(sizeof(T) == 8 || sizeof(T) == 16, "two values are a group, or one");
+  static_assert(16 % sizeof(T) == 0, "a group has whole values");
   return static_cast<int>(reinterpret_cast<unsigned long long>(from) % 16 / sizeof(T));
 }
 
@@ -49,10 +50,40 @@ __device__ __forceinline__ void prepare(int thread, Arrival* arrived) {
   sync<THREADS>();
 }
 
+// Has the engine bring `size` values. It brings whole groups: those that they begin and end in
+// with what is beside them `inside` an array, else those between, and the thread brings the rest.
+template <class T>
+__device__ __forceinline__ void bring(unsigned barrier, T* to, const T* from, int size,
+                                      bool inside) {
+  constexpr int kGroup = 16 / sizeof(T);
+  const int before = in_group(from), after = (2 * kGroup - before - size % kGroup) % kGroup;
+  int begin = -before, end = size + after;
+  if (!inside) {
+    if (before) begin += kGroup;
+    if (after) end -= kGroup;
+    for (int i = 0; i < begin && i < size; ++i) to[i] = from[i];
+    for (int i = end > begin ? end : begin; i < size; ++i) to[i] = from[i];
+    if (begin >= end) return;
+  }
+  const int bytes = (end - begin) * static_cast<int>(sizeof(T));
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(in_shared(to + begin)),
+      "l"(from + begin), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
 // Brings the tiles from(e) to to(e), for all elements: PARTS of SIZE values, STRIDE apart there.
 template <int THREADS, int ELEMENTS, int PARTS, int SIZE, int STRIDE, class To, class From>
-__device__ __forceinline__ void fetch(int thread, Arrival& arrived, const To& to,
-                                      const From& from) {
+__device__ __forceinline__ void fetch(int thread, Arrival& arrived, const To& to, const From& from,
+                                      bool inside) {
+  constexpr int kGroup = 16 / sizeof(*from(0));
+  constexpr bool kRagged = SIZE % kGroup != 0;  // else only what begins between groups is
+  static_assert(kGroup <= 2, "two values are a group, or one");
+  static_assert(PARTS == 1 || (SIZE % kGroup == 0 && STRIDE % kGroup == 0),
+                "all parts begin in the same half of a group");
   if (thread >= ELEMENTS * PARTS) return;
   const unsigned barrier = in_shared(&arrived);
   // What threads have done there before comes first.
@@ -60,26 +91,20 @@ __device__ __forceinline__ void fetch(int thread, Arrival& arrived, const To& to
 #pragma unroll 1
   for (int n = thread; n < ELEMENTS * PARTS; n += THREADS) {
     const int e = n / PARTS, part = n % PARTS;
-    const auto* const source = from(e) + part * SIZE;
-    auto* const target = to(e) + part * STRIDE;
-    constexpr int kValue = sizeof(*source), kGroup = 16 / kValue;
-    static_assert(PARTS == 1 || (SIZE % kGroup == 0 && STRIDE % kGroup == 0),
-                  "all parts begin in the same half of a group");
-    const int head = in_group(source), tail = (SIZE - head) % kGroup;
-    const int bytes = (SIZE - head - tail) * kValue;
-    if (bytes > 0) {
-      asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier),
-                   "r"(bytes)
-                   : "memory");
-      asm volatile(
-          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-          "[%3];" ::"r"(in_shared(target + head)),
-          "l"(source + head), "r"(bytes), "r"(barrier)
-          : "memory");
-    }
-    if (head) target[0] = source[0];
-    if (tail) target[SIZE - 1] = source[SIZE - 1];
+    bring(barrier, to(e) + part * STRIDE, from(e) + part * SIZE, SIZE, kRagged && inside);
   }
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Brings the tiles of a slice, SIZE values each, which follow each other: one thread does.
+template <int THREADS, int SIZE, class T, class Slice>
+__device__ __forceinline__ void fetch_slice(int thread, Arrival& arrived, T* to, const T* from,
+                                            const Slice& slice, bool inside) {
+  if (thread != 0) return;
+  const unsigned barrier = in_shared(&arrived);
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  // Inside of an array slices have all their elements.
+  bring(barrier, to, from, (inside ? Slice::elements : slice.last + 1) * SIZE, inside);
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
@@ -111,9 +136,17 @@ template <int THREADS, int ELEMENTS, int... PARTS>
 __device__ __forceinline__ void prepare(int, Arrival*) {}
 
 template <int THREADS, int ELEMENTS, int PARTS, int SIZE, int STRIDE, class To, class From>
-__device__ __forceinline__ void fetch(int thread, Arrival&, const To& to, const From& from) {
+__device__ __forceinline__ void fetch(int thread, Arrival&, const To& to, const From& from, bool) {
   values<THREADS, ELEMENTS, PARTS * SIZE>(
       thread, [&](int e, int i) { to(e)[i / SIZE * STRIDE + i % SIZE] = from(e)[i]; });
+}
+
+template <int THREADS, int SIZE, class T, class Slice>
+__device__ __forceinline__ void fetch_slice(int thread, Arrival&, T* to, const T* from,
+                                            const Slice& slice, bool) {
+  values<THREADS, Slice::elements, SIZE>(thread, [&](int e, int i) {
+    if (slice.has(e)) to[e * SIZE + i] = from[e * SIZE + i];
+  });
 }
 
 template <int THREADS>

@@ -1,8 +1,8 @@
 // Products of tiles.
 //
 // A matrix is a pointer and two strides, so the four transposition modes NN, NT, TN and TT are one
-// function. If it points to constant memory, every value is an operand of the multiply-add itself:
-// no register and no load is spent on it.
+// function. If it points to constant memory, the threads of a warp read each value together, to a
+// register that they share.
 #pragma once
 
 #include "complex.cuh"

@@ -437,8 +437,34 @@ def test_each_axis_in_the_middle(p: int, middle: Any, turn: bool) -> None:
 def test_operands_with_two_places(n: int, fetch: int) -> None:
     """More elements than a GPU has room for at a time, an odd number for some groups."""
     parameters = Parameters(quads=True, ahead=True, twice=True, fetch=fetch)
-    check(gradient(chain(n)), 9001, parameters=parameters)
+    check(gradient(chain(n, constant=False)), 9001, parameters=parameters)
     check(chain(n), 9001, parameters=parameters)
+
+
+@pytest.mark.parametrize("elements", [None, 3])
+@pytest.mark.parametrize("fetch", [1, 4])
+@pytest.mark.parametrize("options", [{}, {"ahead": True}, {"ahead": True, "twice": True}], ids=str)
+def test_one_copy_for_all_elements(
+    options: dict[str, Any], fetch: int, elements: int | None
+) -> None:
+    """Slices begin anywhere in a group of 16 bytes: three tiles of an odd number of values."""
+    given = Parameters(quads=False, fetch=fetch, elements=elements, **options)
+    for count in (1, 20_011):
+        check(gradient(chain(5, constant=False)), count, parameters=given)
+        check(chain(5), count, parameters=given)
+    for dtype in ("float32", "complex64", "complex128"):
+        check(mass(1, dtype=dtype), 20_011, parameters=given)
+    check_fused(cuda_fused.diffusion(3), 2001, parameters=given)
+    quads = Parameters(quads=True, together=True, fetch=fetch, elements=elements, **options)
+    check(gradient(chain(9, constant=False)), 9001, parameters=quads)
+
+
+@pytest.mark.parametrize("p", [1, 3, 5])
+def test_matrices_in_registers_of_threads(p: int) -> None:
+    for hold in (True, False):
+        given = Parameters(quads=False, hold=hold)
+        check(mass(p), ELEMENTS, parameters=given)
+        check(gradient(chain(p + 1, constant=False)), ELEMENTS, parameters=given)
 
 
 @pytest.mark.parametrize("p", [10, 13])

@@ -306,6 +306,17 @@ def test_an_axis_that_is_none() -> None:
         Parameters(**options)
 
 
+def test_threads_hold_matrices_that_they_share_registers_for() -> None:
+    """Beside sums; else each value is read anew for every product."""
+    small, large = (gradient(chain(n, constant=False)) for n in (5, 6))
+    for program, holds in ((small, True), (large, False), (chain(5), False)):
+        source = lowered(program, quads=False).source
+        assert ("bank.zero[" not in source) == holds
+        for asked in (True, False):
+            source = lowered(program, quads=False, hold=asked).source
+            assert ("bank.zero[" not in source) == asked
+
+
 # ---- Numbers ---------------------------------------------------------------------------------
 
 
@@ -496,6 +507,7 @@ def test_numbers_of_several_outputs(emulated: Path) -> None:
         {"quads": True, "fetch": 0},
         {"quads": True, "fetch": 1, "elements": 3, "threads": 64, "slices": 2},
         {"padding": 0, "prefetch": False, "min_blocks": 2},
+        {"hold": True, "threads": 64},
         {"elements": 3, "threads": 32},
         {"in_place": True},
         {"in_place": False},

@@ -243,37 +243,3 @@ def test_what_is_streamed() -> None:
 @pytest.mark.parametrize("p", [10, 12])
 def test_streams_compile_without_spills(p: int) -> None:
     check_registers(lowered(cuda_fused.diffusion(p, planes=True), quads=True, stream=True))
-
-
-# ---- Operands that come ahead, to a place of their own -------------------------------------------
-
-
-@pytest.mark.parametrize("elements", [0, 1, 2, 3, 7, 8])
-@pytest.mark.parametrize("fetch", [1, 2, 3])
-def test_numbers_of_operands_with_two_places(elements: int, fetch: int, emulated: Path) -> None:
-    """Of even and odd numbers of elements, for each group of threads."""
-    program = gradient(chain(9))
-    options: dict[str, Any] = {"quads": True, "ahead": True, "twice": True, "fetch": fetch}
-    emulate(program, (elements,), emulated, accumulate=True, **options)
-    emulate(mass(6), (elements,), emulated, **options)
-
-
-def test_two_places_of_an_operand() -> None:
-    """They are no other tile's, and next to each other."""
-    options: dict[str, Any] = {
-        "quads": True,
-        "ahead": True,
-        "elements": 1,
-        "threads": 64,
-        "fetch": 2,
-    }
-    program = gradient(chain(12))
-    once, twice = (lowered(program, **options, twice=x) for x in (False, True))
-    assert "operands ahead, twice" in twice.description and "twice" not in once.description
-    offsets = re.findall(r"s\d+ = .*shared \+ (\d+) \+ (\d+) \* e \+ (\d+) \* half", twice.source)
-    assert len(set(offsets)) == 2
-    for begin, element, second in offsets:
-        assert int(second) >= int(element) >= 144
-        inside = range(int(begin), int(begin) + int(second) + int(element))
-        others = re.findall(r"const auto s\d+ = .* shared \+ (\d+) \+ \d+ \* e; }", twice.source)
-        assert not any(int(x) in inside for x in others)

@@ -116,7 +116,8 @@ CUDA = Space(
         one("slices", None, 1, 2, 4),
         one("accumulate", None, True, False),
         one("whole_sums", None, True, False),
-        one("fetch", None, 0, 1, 2),
+        one("fetch", None, 0, 1, 2, 4),
+        one("together", None, True, False),
         one("apart", None, True),
         together(
             "ahead", "twice", values=((None, None), (True, None), (False, None), (True, True))

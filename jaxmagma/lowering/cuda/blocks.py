@@ -95,7 +95,7 @@ class Block:
         self.skipped |= gone
         self.quads = bool(parameters.quads) and self.dtype in BY_TENSOR_CORES
         self.halves: dict[int, Halves] = {}
-        self.holds = False  # matrices stay in the registers of every warp
+        self.holds = False  # matrices stay in registers from one product to the next
         self.tails = False  # threads multiply with a last row or column that is alone
         self.turns = False  # warps multiply planes along both axes, where they can
         self.packed = 1  # fibres that a thread has at a time
@@ -299,6 +299,10 @@ class Block:
         """The matrices that threads multiply with, one for each product."""
         return [move.matrix.tile for move in self._products(1) if move.matrix is not None]
 
+    def thread_matrix_bytes(self) -> int:
+        """What these matrices take in the constant bank, each once."""
+        return sum(map(self.bank_bytes, set(self._thread_matrices())))
+
     @property
     def alone(self) -> bool:
         """Whether one warp has all fibres of an element."""
@@ -436,20 +440,26 @@ class Block:
         at = self.origin(tile)
         return at.tile < self.inputs and self.plan.tiles[tile].batched
 
-    def read_by_quads(self) -> list[int]:
-        """The operands that quads read all of, in the order in which they need them."""
-        by_quads: dict[int, set[int]] = {}  # of each operand the parts that are read
+    def read_whole(self) -> list[int]:
+        """The operands that sweeps read all of, in the order in which they need them.
+
+        Those of quads; or of threads where there are no quads, and one copy brings all elements.
+        """
+        if not self.quads and not self.together:
+            return []
+        read: dict[int, set[int]] = {}  # of each operand the parts that are read
         for stage in self.stages:
-            for value in stage.loads if isinstance(stage, Sweep) and stage.lanes > 1 else ():
+            quads = isinstance(stage, Sweep) and (stage.lanes > 1) == self.quads
+            for value in stage.loads if isinstance(stage, Sweep) and quads else ():
                 at = self.origin(value.tile)
                 streamed = any(value.tile in x.tiles for x in self.streams)
                 known = streamed or at.index is not None or at.tile in self.staged
                 if self.is_outside(value.tile) and not known:
-                    by_quads.setdefault(at.tile, set()).add(value.tile)
-        size = {x: self.plan.tiles[x].size for parts in by_quads.values() for x in parts}
+                    read.setdefault(at.tile, set()).add(value.tile)
+        size = {x: self.plan.tiles[x].size for parts in read.values() for x in parts}
         return [
             tile
-            for tile, parts in by_quads.items()
+            for tile, parts in read.items()
             if sum(size[x] for x in parts) >= self.plan.tiles[tile].size
         ]
 
@@ -483,6 +493,7 @@ class Block:
             before,
             self.ahead,
             self.twice,
+            self.together,
             {tile: [at.strides for _, at in places] for tile, places in self.written.items()},
             {position: self.streamed(position) for position in range(len(self.stages))},
         )
@@ -512,6 +523,17 @@ class Block:
     def twice(self) -> bool:
         """Whether they have a place of their own, from the beginning of that work."""
         return bool(self.parameters.twice) and self.ahead and not self.brought
+
+    @property
+    def together(self) -> bool:
+        """Whether the fetched tiles of all elements come in one copy, as they follow each other."""
+        wanted = self.parameters.together
+        return self.program.batch_rank == 1 and (not self.quads if wanted is None else wanted)
+
+    @property
+    def rereads(self) -> bool:
+        """Whether matrices in the constant bank are read anew for each product of a thread."""
+        return self.quads or not self.holds
 
     @property
     def strides(self) -> bool:
@@ -575,8 +597,8 @@ class Block:
         return bool(self.summed) or self.slices > 1 or self.ahead
 
     def bank_uses(self) -> int:
-        """How often a matrix in the constant bank is used."""
-        return sum(matrix in self.bank for matrix in self._thread_matrices())
+        """How often a matrix in the constant bank is read anew."""
+        return self.rereads * sum(matrix in self.bank for matrix in self._thread_matrices())
 
     def split_products(self) -> int:
         """How many products are done half by half."""

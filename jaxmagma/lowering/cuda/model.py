@@ -116,6 +116,8 @@ ASKED_BYTES = 96 << 10
 # Matrices stay in registers, if they take no more than this; less for each fibre more of a quad.
 HELD_REGISTERS = 150
 ANOTHER_FIBRE = 20
+# Registers that the threads of a warp share.
+UNIFORM_BYTES = 252
 
 
 def choose(plan: Plan, parameters: Parameters) -> Block | Declined:
@@ -179,7 +181,7 @@ def _choose(plan: Plan, parameters: Parameters) -> Block | Declined:
         block.packed = packed(block)
         choose_groups(block)
         block.streams = block.find_streams(block.stages)
-        read = block.read_by_quads()
+        read = block.read_whole()
         for count in fetches(block, len(read)):
             block.uses = block.find_uses(read[:count])
             for elements, threads in shapes(block):
@@ -342,9 +344,14 @@ def hold_matrices(block: Block) -> None:
 
 
 def holds(block: Block) -> bool:
-    """Whether all matrices stay in the registers of every warp."""
+    """Whether all matrices stay in registers: of every warp, or those that its threads share.
+
+    Of the latter beside sums only, where it was faster; with others it is left to tuning.
+    """
     if block.parameters.hold is not None:
         return block.parameters.hold
+    if not block.quads:
+        return bool(block.summed) and block.thread_matrix_bytes() <= UNIFORM_BYTES
     fibres = block.parameters.fibres or QUAD_FIBRES
     most = HELD_REGISTERS - ANOTHER_FIBRE * (fibres - 1) - block.kept_registers
     return block.matrix_registers() <= most
@@ -392,7 +399,7 @@ def fetches(block: Block, most: int) -> Iterable[int]:
     """How many operands the copy engine may bring, the model's favourite first."""
     if block.parameters.fetch is not None:
         return (min(block.parameters.fetch, most),)
-    none = is_direct(block) or choices.architecture("cuda") in WITHOUT_ENGINE
+    none = not block.quads or is_direct(block) or choices.architecture("cuda") in WITHOUT_ENGINE
     return (0,) if none else range(most, -1, -1)
 
 

@@ -33,10 +33,11 @@ class Parameters:
     quads: bool | None = None  # fibres are owned by four lanes, and tensor cores multiply them
     fibres: int | None = None  # of a thread, or of four lanes, at a time
     near_bytes: int | None = None  # of matrices in the constant bank; others in shared memory
-    hold: bool | None = None  # matrices for tensor cores stay in registers
+    hold: bool | None = None  # matrices stay in registers from one product to the next
     tails: bool | None = None  # of them, threads multiply with a last row or column that is alone
     turn: bool | None = None  # warps multiply planes along both axes, one after the other
-    fetch: int | None = None  # operands of quads that the copy engine brings to shared memory
+    fetch: int | None = None  # operands that the copy engine brings to shared memory
+    together: bool | None = None  # those of all elements in one copy
     apart: bool | None = None  # planes or rows of these are apart there, against bank conflicts
     middle: Middle | None = None  # axis that has its turn last on the way in, first on the way out
     stream: bool | None = None  # rows of others, for each warp as it needs them

@@ -45,8 +45,9 @@ class Uses:
     value in the order of memory, so that their axes have no padding.  Tiles that are ``fetched``
     are copied as they are in memory, BEFORE the first stage; or, if ``ahead``, those of the next
     elements as soon as these have been read, so that their room is nobody else's; if ``twice``, all
-    the time, to a second room.  ``written`` says with which strides tiles go to outputs, from the
-    sweeps that make them; ``streamed`` which tiles come to a sweep row by row.
+    the time, to a second room.  Those of all elements come in one copy if ``together``.
+    ``written`` says with which strides tiles go to outputs, from the sweeps that make them;
+    ``streamed`` which tiles come to a sweep row by row.
     """
 
     plan: Plan
@@ -58,6 +59,7 @@ class Uses:
     fetched: set[int]
     ahead: bool
     twice: bool
+    together: bool
     written: dict[int, list[tuple[int, ...]]]
     streamed: dict[int, set[int]]
 
@@ -264,7 +266,7 @@ class Shared:
                 self.layouts[tile] = Layout(tuple(layout.strides[x] for x in axes), layout.element)
                 self.offsets[tile] = begin
                 if self._has_two(room):
-                    self.second[tile] = self._size(layout)
+                    self.second[tile] = self._size(room, layout)
         return self
 
     def _places(
@@ -275,7 +277,7 @@ class Shared:
         found = []
         for room, layout in rooms:
             alive = self._alive(room)
-            size = self._size(layout)
+            size = self._size(room, layout)
             size *= 2 if self._has_two(room) else 1
             begin = 0
             for other_begin, end in sorted((b, e) for stages, b, e in placed if stages & alive):
@@ -286,10 +288,13 @@ class Shared:
             found.append(((room, layout), begin))
         return max((end for *_, end in placed), default=0), found
 
-    def _size(self, layout: Layout) -> int:
+    def _size(self, room: Room, layout: Layout) -> int:
         """Values that a room takes, of all elements."""
         whole = max(1, 16 // self.itemsize)
-        return -(-layout.element * self.elements // whole) * whole
+        size = layout.element * self.elements
+        if self.uses.together and self.uses.fetched & room.axes.keys():
+            size += whole - 1  # the first tile may begin anywhere in a group
+        return -(-size // whole) * whole
 
     def _has_two(self, room: Room) -> bool:
         """Whether there are two of a room."""
@@ -370,6 +375,8 @@ class Shared:
         size, inner = math.prod(room.shape), math.prod(room.shape[1:])
         group = max(1, 16 // self.itemsize)
         rest = (0,) * (len(room.shape) - 1)
+        if self.uses.together:
+            return [(0, *rest)]
         found = [(2 - size % 2, *rest)]
         if self.apart and rest and inner % group == 0 and not self.uses.plain & room.axes.keys():
             found += [(2, pad, *rest[1:]) for pad in range(group, MOST_APART + 1, group)]

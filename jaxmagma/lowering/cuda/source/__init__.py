@@ -107,7 +107,8 @@ class Source:
             text(f"__shared__ Arrival arrivals{groups}[{count}];")
             text(f"Arrival* const arrived = arrivals{own};")
             parts = listed(self._tiles.parts(x)[0] for x in block.fetched for _ in range(places))
-            text(f"prepare<kThreads, kElements, {parts}>(thread, arrived);")
+            elements = 1 if block.together else "kElements"
+            text(f"prepare<kThreads, {elements}, {parts}>(thread, arrived);")
             if block.loops:
                 text("unsigned done = 0;" if block.twice else "unsigned phase = 0;")
         self._streams.print_rooms()

@@ -26,7 +26,7 @@ class Matrices:
         self.block = block
         self.uses = 0  # of the constant bank so far
         # The zero of ``slices``: matrices are read anew for each slice.
-        self.again = " + again" if block.accumulations else ""
+        self.again = " + again" if block.accumulations and block.rereads else ""
 
     def print_structs(self) -> None:
         """What is filled when the kernel is loaded, or just before it is launched."""
@@ -38,7 +38,7 @@ class Matrices:
             aligned = f"alignas({GROUP}) " if block.dtype.itemsize < WORD else ""
             declared = f"{aligned}{block.type} m{tile}[{block.bank_size(tile)}]"
             bank.append((declared, shapes[tile] + halves))
-        if bank:
+        if bank and block.rereads:
             aligned = f"alignas({GROUP}) " if block.dtype.itemsize < WORD else ""
             bank.append((f"{aligned}int zero[{block.bank_uses()}]", UNKNOWN_ZEROS))
         for tile in block.tables():
@@ -116,6 +116,8 @@ class Matrices:
 
     def _use(self, tile: int) -> str:
         """Where a matrix is, for one more use of it."""
+        if tile in self.block.bank and not self.block.rereads:
+            return f"bank.m{tile}"
         if tile in self.block.bank:
             self.uses += 1
             # Zeros that leave groups of values where they begin.

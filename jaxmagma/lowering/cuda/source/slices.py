@@ -61,7 +61,7 @@ class Slices:
                 tiles.print_gathers(tiles.brought)
         self.streams.print_first()
         with text.braces(f"for (long long first = run.first; first < run.end; first += {step})"):
-            if self.block.accumulations:
+            if self.block.accumulations and self.block.rereads:
                 text("const int again = static_cast<int>(first >> 62);", f"zero: {UNKNOWN_ZERO}")
             text(f"const auto slice = {_slice('first')};")
             if self.block.twice:

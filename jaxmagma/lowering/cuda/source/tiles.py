@@ -94,12 +94,16 @@ class Tiles:
     def _shared(self, tile: int) -> str:
         """The same, in shared memory."""
         size = self.block.shared.layouts[tile].element
-        place = f"shared + {self.block.shared.offsets[tile]} + {size} * e"
+        begin, own = f"shared + {self.block.shared.offsets[tile]}", f" + {size} * e"
         if tile in self.block.shared.second:
-            place += f" + {self.block.shared.second[tile]} * half"
+            begin += f" + {self.block.shared.second[tile]} * half"
         fetched = self.block.shared.where_fetched.get(tile)
-        if fetched in self.block.fetched:
-            place = f"fetched({place}, g{fetched}(e))"
+        if fetched not in self.block.fetched:
+            place = begin + own
+        elif self.block.together:
+            place = f"fetched({begin}, g{fetched}(0)){own}"
+        else:
+            place = f"fetched({begin}{own}, g{fetched}(e))"
         return f"[&](int e) {{ return {place}; }}"
 
     def _operand(self, tile: int) -> Pointer:
@@ -109,8 +113,13 @@ class Tiles:
 
     def print_fetch(self, tile: int) -> None:
         """Has the copy engine bring an operand."""
-        parts, arrival = listed(self.parts(tile)), self.arrival(tile)
-        self.text(f"fetch<kThreads, kElements, {parts}>(thread, {arrival}, s{tile}, g{tile});")
+        copy, sizes, where = "fetch", ["kElements", *self.parts(tile)], f"s{tile}, g{tile}"
+        if self.block.together:
+            copy, sizes = "fetch_slice", [self.block.plan.tiles[tile].size]
+            where = f"s{tile}(0), g{tile}(0), slice"
+        called = f"{copy}<{listed(['kThreads', *sizes])}>"
+        where += ", batch.inside(slice)"
+        self.text(f"{called}(thread, {self.arrival(tile)}, {where});")
 
     def arrival(self, tile: int) -> str:
         """Which of the arrivals is that of an operand."""

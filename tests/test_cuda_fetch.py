@@ -1,0 +1,115 @@
+"""What the copy engine brings: to one place or two, element by element or all in one copy."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from tests import cuda_fused
+from tests.cuda_programs import chain, contraction, gradient, mass
+from tests.test_cuda_compile import emulate, lowered
+from tests.test_cuda_quads import emulate_fused
+
+
+AHEAD: dict[str, Any] = {"ahead": True, "twice": True}
+
+
+@pytest.fixture(autouse=True)
+def x64() -> Any:
+    with jax.enable_x64(True):
+        yield
+
+
+# ---- Two places --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("elements", [0, 1, 2, 3, 7, 8])
+@pytest.mark.parametrize("fetch", [1, 2, 3])
+def test_numbers_of_operands_with_two_places(elements: int, fetch: int, emulated: Path) -> None:
+    """Of even and odd numbers of elements, for each group of threads."""
+    program = gradient(chain(9, constant=False))
+    options: dict[str, Any] = {"quads": True, "ahead": True, "twice": True, "fetch": fetch}
+    emulate(program, (elements,), emulated, accumulate=True, **options)
+    emulate(mass(6), (elements,), emulated, **options)
+
+
+def test_two_places_of_an_operand() -> None:
+    """They are no other tile's, and next to each other."""
+    options: dict[str, Any] = {
+        "quads": True,
+        "ahead": True,
+        "elements": 1,
+        "threads": 64,
+        "fetch": 2,
+    }
+    program = gradient(chain(12, constant=False))
+    once, twice = (lowered(program, **options, twice=x) for x in (False, True))
+    assert "operands ahead, twice" in twice.description and "twice" not in once.description
+    offsets = re.findall(r"s\d+ = .*shared \+ (\d+) \+ (\d+) \* half \+ (\d+) \* e", twice.source)
+    assert len(set(offsets)) == 2
+    for begin, second, element in offsets:
+        assert int(second) >= int(element) >= 144
+        inside = range(int(begin), int(begin) + int(second) + int(element))
+        others = re.findall(r"const auto s\d+ = .* shared \+ (\d+) \+ \d+ \* e; }", twice.source)
+        assert not any(int(x) in inside for x in others)
+
+
+# ---- All elements in one copy ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("elements", [1, 7, 301])
+@pytest.mark.parametrize("options", [{}, {"ahead": True}, AHEAD], ids=str)
+@pytest.mark.parametrize("fetch", [1, 4])
+def test_numbers_of_threads(
+    fetch: int, options: dict[str, Any], elements: int, emulated: Path
+) -> None:
+    """The last slice has fewer elements than the others."""
+    given = {"quads": False, "fetch": fetch, "elements": 3, **options}
+    emulate(gradient(chain(3, constant=False)), (elements,), emulated, accumulate=True, **given)
+    emulate(mass(3), (elements,), emulated, **given)
+    emulate(mass(2, dtype="float32"), (elements,), emulated, **given)
+
+
+@pytest.mark.parametrize("options", [{}, {"ahead": True}, AHEAD], ids=str)
+def test_numbers_of_quads_in_one_copy(options: dict[str, Any], emulated: Path) -> None:
+    given = {"quads": True, "fetch": 3, "elements": 3, "threads": 64, "together": True, **options}
+    emulate(gradient(chain(9, constant=False)), (8,), emulated, accumulate=True, **given)
+    emulate(
+        contraction("xa,yb,eab->exy", {"x": 9, "y": 7, "a": 5, "b": 9}), (8,), emulated, **given
+    )
+
+
+def test_numbers_of_fused_functions(emulated: Path) -> None:
+    program = cuda_fused.diffusion(3)
+    emulate_fused(program, 5, emulated, quads=False, fetch=4, **AHEAD)
+
+
+def test_one_copy_for_all_elements() -> None:
+    """They follow each other there as in memory, behind what the first may be away from a group."""
+    source = lowered(
+        gradient(chain(5, constant=False)), quads=False, fetch=3, elements=8, **AHEAD
+    ).source
+    assert source.count("fetch_slice<kThreads, 25>(thread") == 6  # two for each
+    places = re.findall(
+        r"fetched\(shared \+ \d+ \+ (\d+) \* half, g\d\(0\)\) \+ (\d+) \* e", source
+    )
+    assert {(int(second), int(size)) for second, size in places} == {(8 * 25 + 2, 25)}
+    apart = lowered(
+        gradient(chain(9, constant=False)), quads=True, fetch=1, elements=2, threads=64
+    ).source
+    assert " fetch<" in apart and "fetch_slice<" not in apart
+
+
+def test_tiles_that_do_not_follow_each_other() -> None:
+    """Threads read them where they are."""
+    program = contraction("xa,efab->efxb", {"x": 3, "a": 4, "b": 5}, batch="ef")
+    assert "fetch" not in lowered(program, (3, 4), quads=False, fetch=4, ahead=True).source
+    assert (
+        lowered(program, (3, 4), fetch=1, together=True).source == lowered(program, (3, 4)).source
+    )
+
+
+def test_threads_fetch_only_if_asked() -> None:
+    assert "fetch" not in lowered(mass(3)).source.replace("prefetch", "")
