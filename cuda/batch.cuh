@@ -32,9 +32,10 @@ struct Batch {
     return at + element * stride[OPERAND][0];
   }
 
-  // Whether tiles of operands follow those of a slice, and others come before: unknown here.
+  // Whether tiles of operands come before those of a slice, and others follow, of the elements
+  // before `end`: unknown here.
   template <class Slice>
-  __device__ __forceinline__ bool inside(const Slice&) const {
+  __device__ __forceinline__ bool inside(const Slice&, long long) const {
     return false;
   }
 };
@@ -53,8 +54,8 @@ struct Batch<1, OPERANDS> {
   }
 
   template <class Slice>
-  __device__ __forceinline__ bool inside(const Slice& slice) const {
-    return slice.first > 0 && slice.first + Slice::elements < outer * inner;
+  __device__ __forceinline__ bool inside(const Slice& slice, long long end) const {
+    return slice.first > 0 && slice.first + Slice::elements < end;
   }
 };
 

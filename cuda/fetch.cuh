@@ -56,14 +56,15 @@ template <class T>
 __device__ __forceinline__ void bring(unsigned barrier, T* to, const T* from, int size,
                                       bool inside) {
   constexpr int kGroup = 16 / sizeof(T);
-  const int before = in_group(from), after = (2 * kGroup - before - size % kGroup) % kGroup;
-  int begin = -before, end = size + after;
+  const int before = in_group(from);
+  int begin = -before, end = (before + size + kGroup - 1) / kGroup * kGroup - before;
   if (!inside) {
     if (before) begin += kGroup;
-    if (after) end -= kGroup;
-    for (int i = 0; i < begin && i < size; ++i) to[i] = from[i];
-    for (int i = end > begin ? end : begin; i < size; ++i) to[i] = from[i];
-    if (begin >= end) return;
+    if (end > size) end -= kGroup;
+    if (begin >= end) begin = end = size;
+    for (int i = 0; i < begin; ++i) to[i] = from[i];
+    for (int i = end; i < size; ++i) to[i] = from[i];
+    if (begin == end) return;
   }
   const int bytes = (end - begin) * static_cast<int>(sizeof(T));
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
@@ -108,6 +109,35 @@ __device__ __forceinline__ void fetch_slice(int thread, Arrival& arrived, T* to,
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// What threads have written in shared memory is for the copy engine, after the next barrier.
+__device__ __forceinline__ void publish() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Stores the tiles of a slice, SIZE values each, from where they were `fetched(.., to)`: one thread
+// has the engine do so, and stores what shares a group with a tile of others.
+template <int THREADS, int SIZE, class T, class Slice>
+__device__ __forceinline__ void send(int thread, const T* from, T* to, const Slice& slice) {
+  constexpr int kGroup = 16 / sizeof(T);
+  static_assert(kGroup <= 2, "one value of a group is not of the tile, or none");
+  if (thread != 0 || slice.last < 0) return;
+  const int size = (slice.last + 1) * SIZE, before = in_group(to), after = (before + size) % kGroup;
+  if (before) to[0] = from[0];
+  if (after) to[size - 1] = from[size - 1];
+  const int bytes = (size - before - after) * static_cast<int>(sizeof(T));
+  if (bytes > 0) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to + before),
+                 "r"(in_shared(from + before)), "r"(bytes)
+                 : "memory");
+  }
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Until what was sent has been read: after the next barrier something else may be there.
+__device__ __forceinline__ void settle(int thread) {
+  if (thread == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
 // Until the fetch number `phase`, even or odd, has arrived.
 template <int THREADS>
 __device__ __forceinline__ void wait(Arrival& arrived, unsigned phase) {
@@ -148,6 +178,17 @@ __device__ __forceinline__ void fetch_slice(int thread, Arrival&, T* to, const T
     if (slice.has(e)) to[e * SIZE + i] = from[e * SIZE + i];
   });
 }
+
+__device__ __forceinline__ void publish() {}
+
+template <int THREADS, int SIZE, class T, class Slice>
+__device__ __forceinline__ void send(int thread, const T* from, T* to, const Slice& slice) {
+  values<THREADS, Slice::elements, SIZE>(thread, [&](int e, int i) {
+    if (slice.has(e)) to[e * SIZE + i] = from[e * SIZE + i];
+  });
+}
+
+__device__ __forceinline__ void settle(int) {}
 
 template <int THREADS>
 __device__ __forceinline__ void wait(Arrival&, unsigned) {

@@ -459,6 +459,27 @@ def test_one_copy_for_all_elements(
     check(gradient(chain(9, constant=False)), 9001, parameters=quads)
 
 
+@pytest.mark.parametrize("elements", [None, 3])
+@pytest.mark.parametrize("options", [{}, {"fetch": 4}, {"fetch": 4, "ahead": True}], ids=str)
+def test_results_that_the_copy_engine_stores(options: dict[str, Any], elements: int | None) -> None:
+    """Slices begin anywhere in a group of 16 bytes, which the one before ends in."""
+    given = Parameters(quads=False, rewrite=True, elements=elements, **options)
+    for count in (1, 2, 20_011):
+        check(gradient(chain(5, constant=False)), count, parameters=given)
+        check(chain(3), count, parameters=given)
+    for dtype in ("float32", "complex64", "complex128"):
+        check(mass(1, dtype=dtype), 20_011, parameters=given)
+    check_fused(cuda_fused.diffusion(3), 2001, parameters=given)
+    for threads in (32, 64):
+        quads = Parameters(quads=True, rewrite=True, elements=elements, threads=threads, **options)
+        check(gradient(chain(9, constant=False)), 9001, parameters=quads)
+        check(chain(9), 9001, parameters=quads)
+    groups = Parameters(
+        quads=True, rewrite=True, elements=elements, threads=32, groups=2, **options
+    )
+    check(chain(9), 9001, parameters=groups)
+
+
 @pytest.mark.parametrize("p", [1, 3, 5])
 def test_matrices_in_registers_of_threads(p: int) -> None:
     for hold in (True, False):

@@ -112,6 +112,11 @@ CUDA = Space(
         one("fibres", None, 1, 2, 4),
         one("near_bytes", None, 0, 1 << 14),
         one("in_place", None, True, False),
+        together(
+            "rewrite",
+            "send",
+            values=((None, None), (True, None), (False, None), (None, False), (True, False)),
+        ),
         one("reuse", None, 0, 3, 2, 1),
         one("slices", None, 1, 2, 4),
         one("accumulate", None, True, False),

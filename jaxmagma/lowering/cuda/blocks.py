@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from jaxmagma.builder import row_major
 from jaxmagma.lowering.cuda import spreads
 from jaxmagma.lowering.cuda.accumulations import (
     SHARED_REGISTERS,
@@ -19,7 +20,7 @@ from jaxmagma.lowering.cuda.accumulations import (
     whole_registers,
 )
 from jaxmagma.lowering.cuda.destinations import find_destinations
-from jaxmagma.lowering.cuda.origins import Origin, origin
+from jaxmagma.lowering.cuda.origins import Origin, Strided, origin
 from jaxmagma.lowering.cuda.outers import with_outers
 from jaxmagma.lowering.cuda.parameters import CONSTANT_BYTES, WARP, Parameters
 from jaxmagma.lowering.cuda.pieces import Pieces, pieces_of, split_pieces_of
@@ -63,6 +64,8 @@ WORD = 8
 GROUP = 16
 # Rows of an output that are so long go through shared memory, to be written side by side.
 LONG_ROW = 4
+# Rows of so many values, or a multiple, begin in few banks if there is nothing between them.
+CONFLICTING_ROW = 8
 
 
 class Block:
@@ -89,6 +92,8 @@ class Block:
         }
         self.gathered = {x.vector for x in plan.steps if isinstance(x, Gather)}
         self.written, self.skipped = find_destinations(plan, self.stored)
+        self.sends = False  # outputs that are in shared memory are stored by the copy engine
+        self.sent: dict[int, int] = {}  # such tiles, and which outputs they are
         self.accumulations, gone = accumulations(plan, parameters.accumulate)
         self.accumulated = {x.output for x in self.accumulations}
         self.whole: set[int] = set()  # of these, those that every thread has whole
@@ -368,9 +373,11 @@ class Block:
             streamed = {x.position for x in self.find_streams(stages)}
             shown = {tile: at.tile for tile, at in self.origins.items()}
             stages = with_turns(stages, streamed, lambda x: shown.get(x, x), self.is_outside)
-        self.rewritten = {x for x in self.written if x in made and self._in_rows(x, stages)}
+        self.rewritten = {x for x in self.written if x in made and self._in_fibres(x, stages)}
         copied = [x for x in self.written if x not in made or x in self.rewritten]
-        if self.accumulations:
+        sent = filter(self._can_send, self.rewritten if self.sends else ())
+        self.sent = {x: self.written[x][0][0] for x in sent}
+        if self.accumulations or self.sent:
             whole = [x for x in self.accumulations if x.output in self.whole]
             return self._accumulated(with_outers(stages, whole, self.origins), copied)
         return stages + [copy_sweep(self.plan, value) for value in copied]
@@ -423,17 +430,32 @@ class Block:
                 follow()
         return found
 
-    def _in_rows(self, tile: int, stages: list[Stage]) -> bool:
-        """Whether threads would write fibres that are rows of an output.
+    def _in_fibres(self, tile: int, stages: list[Stage]) -> bool:
+        """Whether threads have fibres of an output, and would write it far apart.
 
-        Threads side by side would write far apart, and memory be asked for every row many times.
+        Memory would be asked for rows many times, and for parts of sectors.
         """
-        for stage in stages:
-            made = stage.tiles.get(tile) if isinstance(stage, Sweep) and stage.lanes == 1 else None
-            if made is not None and made.length >= LONG_ROW and ALONG in made.labels:
+        for stage in (x for x in stages if isinstance(x, Sweep)):
+            made = stage.tiles.get(tile)
+            if made is not None and ALONG in made.labels:
+                if self.parameters.rewrite is not None:
+                    return self.parameters.rewrite
                 axis = made.labels.index(ALONG)
-                return any(at.strides[axis] == 1 for _, at in self.written[tile])
+                rows = any(at.strides[axis] == 1 for _, at in self.written[tile])
+                return rows and made.length >= LONG_ROW and stage.lanes == 1
         return False
+
+    def _can_send(self, tile: int) -> bool:
+        """Whether a tile is one output, and those of all elements follow each other there.
+
+        And whether rows that have no padding had better be there.
+        """
+        (out, at), *more = self.written[tile]
+        shape, result = (self.plan.tiles[x].shape for x in (tile, self.plan.results[out]))
+        if more or shape != result or at != Strided(0, row_major(shape)):
+            return False
+        wanted = bool(self.parameters.send) or shape[-1] % CONFLICTING_ROW > 0
+        return wanted and self.program.batch_rank == 1 and self.dtype.itemsize >= 8
 
     def is_outside(self, tile: int) -> bool:
         """Whether a batched tile is in global memory."""
@@ -494,6 +516,7 @@ class Block:
             self.ahead,
             self.twice,
             self.together,
+            self.sent.keys(),
             {tile: [at.strides for _, at in places] for tile, places in self.written.items()},
             {position: self.streamed(position) for position in range(len(self.stages))},
         )

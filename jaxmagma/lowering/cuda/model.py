@@ -123,6 +123,10 @@ UNIFORM_BYTES = 252
 def choose(plan: Plan, parameters: Parameters) -> Block | Declined:
     """The block for a plan, with these parameters and else the model's; or why there is none."""
     block = _choose(plan, parameters)
+    if parameters.send is None and lacks_room(block):
+        # What the copy engine stores has a place of its own, which others take else.
+        parameters = replace(parameters, send=False)
+        block = _choose(plan, parameters)
     if isinstance(block, Block) and wants_ahead(block):
         ahead = _choose(plan, replace(parameters, ahead=True))
         # Not if gathered tiles, which then have a place of their own, leave less room for others.
@@ -131,13 +135,25 @@ def choose(plan: Plan, parameters: Parameters) -> Block | Declined:
     return block
 
 
+def lacks_room(block: Block | Declined) -> bool:
+    """Whether there is little room for elements, or none, beside what the copy engine stores."""
+    if isinstance(block, Declined):
+        return block.lacks_room
+    return bool(block.sent) and resident(block) < FEWEST_GROUPS
+
+
+def has_engine() -> bool:
+    """Whether the GPU has one that copies between global and shared memory."""
+    return choices.architecture("cuda") not in WITHOUT_ENGINE
+
+
 def wants_rows(block: Block) -> bool:
     """Whether to try how quads do if operands come to them in rows, as they need them."""
     if not block.quads:
         return False
     if block.parameters.stream is not None:
         return block.parameters.stream
-    return not (block.alone or block.summed) and choices.architecture("cuda") not in WITHOUT_ENGINE
+    return not (block.alone or block.summed) and has_engine()
 
 
 def comes_in_rows(block: Block) -> bool:
@@ -160,6 +176,7 @@ def wants_ahead(block: Block) -> bool:
 def _choose(plan: Plan, parameters: Parameters) -> Block | Declined:
     block = Block(plan, parameters)
     block.halves = halves_of(block)
+    block.sends = has_engine() if parameters.send is None else parameters.send
     # Without padding only where an element has no room otherwise.
     for tight, staging in itertools.product((False, True), (True, False)):
         if not staging and not any(block.origin(x).index is None for x in block.staged):
@@ -399,7 +416,7 @@ def fetches(block: Block, most: int) -> Iterable[int]:
     """How many operands the copy engine may bring, the model's favourite first."""
     if block.parameters.fetch is not None:
         return (min(block.parameters.fetch, most),)
-    none = not block.quads or is_direct(block) or choices.architecture("cuda") in WITHOUT_ENGINE
+    none = not block.quads or is_direct(block) or not has_engine()
     return (0,) if none else range(most, -1, -1)
 
 

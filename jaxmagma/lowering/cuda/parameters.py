@@ -45,6 +45,8 @@ class Parameters:
     twice: bool | None = None  # what comes ahead has two places, and all of that time
     padding: int | None = None  # at most, of axes in shared memory, against bank conflicts
     spread: int | None = None  # at most, of the lines that neighbouring quads have
+    rewrite: bool | None = None  # outputs of fibres are stored in order, from shared memory
+    send: bool | None = None  # by the copy engine, all elements at once
     in_place: bool | None = None  # tiles take the place of those that they are made from
     reuse: int | None = None  # and that of so many operands which the copy engine brought
     shared_bytes: int = SHARED_BYTES  # most shared memory for one block

@@ -45,7 +45,9 @@ class Uses:
     value in the order of memory, so that their axes have no padding.  Tiles that are ``fetched``
     are copied as they are in memory, BEFORE the first stage; or, if ``ahead``, those of the next
     elements as soon as these have been read, so that their room is nobody else's; if ``twice``, all
-    the time, to a second room.  Those of all elements come in one copy if ``together``.
+    the time, to a second room.  Those of all elements come in one copy if ``together``.  Tiles that
+    are ``sent`` are copied from there as they are, all elements at once, while the next ones are
+    worked on.
     ``written`` says with which strides tiles go to outputs, from the sweeps that make them;
     ``streamed`` which tiles come to a sweep row by row.
     """
@@ -60,6 +62,7 @@ class Uses:
     ahead: bool
     twice: bool
     together: bool
+    sent: Set[int]
     written: dict[int, list[tuple[int, ...]]]
     streamed: dict[int, set[int]]
 
@@ -137,7 +140,7 @@ def _replaced(uses: Uses, tile: int, candidates: Set[int]) -> tuple[int, list[in
 
     Every fibre is read by who writes the new one there, and by nobody after that.
     """
-    if tile in uses.plain or tile in uses.fetched:
+    if tile in uses.plain or tile in uses.fetched | uses.sent:
         return None
     stage = uses.stages[uses.maker[tile]]
     if not isinstance(stage, Sweep):
@@ -292,9 +295,14 @@ class Shared:
         """Values that a room takes, of all elements."""
         whole = max(1, 16 // self.itemsize)
         size = layout.element * self.elements
-        if self.uses.together and self.uses.fetched & room.axes.keys():
+        if self._follow(room):
             size += whole - 1  # the first tile may begin anywhere in a group
         return -(-size // whole) * whole
+
+    def _follow(self, room: Room) -> bool:
+        """Whether the tiles of its elements follow each other as in memory."""
+        fetched = self.uses.together and self.uses.fetched & room.axes.keys()
+        return bool(fetched or self.uses.sent & room.axes.keys())
 
     def _has_two(self, room: Room) -> bool:
         """Whether there are two of a room."""
@@ -302,7 +310,7 @@ class Shared:
 
     def _alive(self, room: Room) -> set[int]:
         """The stages during which its tiles are there."""
-        if self._has_two(room):
+        if self._has_two(room) or self.uses.sent & room.axes.keys():
             return set(range(BEFORE, len(self.uses.stages) + 1))
         first = min(self.uses.maker[tile] for tile in room.axes)
         last = max(max(self.uses.readers[tile]) for tile in room.axes)
@@ -343,7 +351,7 @@ class Shared:
 
     def _layout(self, room: Room, accesses: Iterable[Access]) -> tuple[Layout, float]:
         """The layout of a room, and what accesses to it cost."""
-        if self.uses.fetched & room.axes.keys():
+        if (self.uses.fetched | self.uses.sent) & room.axes.keys():
             accesses = list(accesses)
             layouts = [banks.row_major(room.shape, x) for x in self._fetched_paddings(room)]
             costs = [
@@ -375,7 +383,7 @@ class Shared:
         size, inner = math.prod(room.shape), math.prod(room.shape[1:])
         group = max(1, 16 // self.itemsize)
         rest = (0,) * (len(room.shape) - 1)
-        if self.uses.together:
+        if self._follow(room):
             return [(0, *rest)]
         found = [(2 - size % 2, *rest)]
         if self.apart and rest and inner % group == 0 and not self.uses.plain & room.axes.keys():

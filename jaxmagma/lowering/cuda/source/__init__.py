@@ -85,6 +85,10 @@ class Source:
             with Slices(text, block, tiles, self._streams).each():
                 self._print_tiles()
                 print_stages(text, block, tiles, self._matrices, self._streams)
+            if block.sent:
+                text("settle(thread);")
+                if block.summed:
+                    text("sync<kThreads>();")
             self._print_partial_sums()
 
     def _print_group(self) -> None:

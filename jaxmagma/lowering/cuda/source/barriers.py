@@ -21,6 +21,9 @@ class Barriers:
         self.tiles = tiles
         self.reads: set[int] = set()
         self.writes: set[int] = set()
+        # The first stage that writes what the copy engine may still be storing.
+        makers = [block.uses.maker[x] for x in block.sent] if block.loops else []
+        self.sender = min(makers, default=None)
         # Tiles whose place waits for those of the next elements.
         self.waiting = [*block.fetched, *tiles.brought] if block.ahead and not block.twice else []
 
@@ -32,7 +35,8 @@ class Barriers:
         for x in group:
             reads.update(filter(x.from_shared, self.block.read(stages[x.position])))
             writes.update(filter(x.to_shared, made_by(stages[x.position])))
-        if overlap(reads, self.writes) or overlap(writes, self.reads | self.writes):
+        again = self.sender in [x.position for x in group]
+        if again or overlap(reads, self.writes) or overlap(writes, self.reads | self.writes):
             self.print(group[0].position)
             self.reads, self.writes = set(), set()
         self.reads |= reads
@@ -51,8 +55,19 @@ class Barriers:
         if read and self.block.has_one_plane(self.block.stages[position]):
             self.print(position + 1)
 
+    def print_last(self, position: int) -> None:
+        """After all stages, if anything has been done since the last barrier but sending."""
+        sent = self.block.sent.keys()
+        if not sent or self.writes or self.waiting or self.reads - sent:
+            self.print(position)
+
     def print(self, position: int) -> None:
         """What has been read before ``position`` may be replaced by what comes next."""
+        if self.writes & self.block.sent.keys():
+            self.text("publish();")
+        if self.sender is not None and position <= self.sender:
+            self.text("settle(thread);")
+            self.sender = None
         self.text("sync<kThreads>();")
         gone = [x for x in self.waiting if self.block.shared.last_reader(x) < position]
         fetched = [x for x in gone if x not in self.tiles.brought]

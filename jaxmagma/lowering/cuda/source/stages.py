@@ -37,6 +37,12 @@ def print_stages(
                 stages = ((Places(block, n), block.stages[n]) for n in group)
                 sweeps = [(own, x) for own, x in stages if isinstance(x, Sweep)]
                 print_planes(text, matrices, streams, sweeps, set(pieces), barriers)
+            elif (
+                isinstance(stage, Sweep)
+                and block.copies(stage)
+                and stage.loads[0].tile in block.sent
+            ):
+                tiles.print_send(stage.loads[0].tile)
             elif isinstance(stage, Sweep):
                 print_sweep(text, matrices, places, streams, stage)
             elif isinstance(stage, Gemm):
@@ -52,7 +58,7 @@ def print_stages(
     elif block.loops and block.shared.values:
         awaited = bool(tiles.brought) and not barriers.waiting  # by a barrier, too
         if not awaited:
-            barriers.print(len(block.stages))
+            barriers.print_last(len(block.stages))
 
 
 def _together(stages: Sequence[Stage]) -> list[list[int]]:
@@ -77,10 +83,11 @@ def _print_sums(text: Text, block: Block, barriers: Barriers) -> None:
     sums = {block.plan.results[out] for out in block.summed}
     if block.shared.overlap(sums & block.uses.tiles, barriers.writes):
         text("sync<kThreads>();")
+    barriers.reads |= sums & block.uses.tiles
     places = Places(block, len(block.stages))
     for out in block.summed:
         if out not in block.accumulated:
             pointer = places.pointer(block.plan.results[out])
             text(f"reduce(sum{out}, thread, slice, {pointer});")
     if block.shared.offsets:
-        barriers.print(len(block.stages) + 1)
+        barriers.print_last(len(block.stages) + 1)

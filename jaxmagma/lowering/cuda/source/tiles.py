@@ -98,7 +98,9 @@ class Tiles:
         if tile in self.block.shared.second:
             begin += f" + {self.block.shared.second[tile]} * half"
         fetched = self.block.shared.where_fetched.get(tile)
-        if fetched not in self.block.fetched:
+        if tile in self.block.sent:
+            place = f"fetched({begin}, out{self.block.sent[tile]}(0)){own}"
+        elif fetched not in self.block.fetched:
             place = begin + own
         elif self.block.together:
             place = f"fetched({begin}, g{fetched}(0)){own}"
@@ -118,8 +120,15 @@ class Tiles:
             copy, sizes = "fetch_slice", [self.block.plan.tiles[tile].size]
             where = f"s{tile}(0), g{tile}(0), slice"
         called = f"{copy}<{listed(['kThreads', *sizes])}>"
-        where += ", batch.inside(slice)"
+        where += ", batch.inside(slice, run.end)"
         self.text(f"{called}(thread, {self.arrival(tile)}, {where});")
+
+    def print_send(self, tile: int) -> None:
+        """Has it store an output."""
+        size = self.block.plan.tiles[tile].size
+        self.text(
+            f"send<kThreads, {size}>(thread, s{tile}(0), out{self.block.sent[tile]}(0), slice);"
+        )
 
     def arrival(self, tile: int) -> str:
         """Which of the arrivals is that of an operand."""
