@@ -32,10 +32,9 @@ struct Batch {
     return at + element * stride[OPERAND][0];
   }
 
-  // Whether tiles of operands come before those of a slice, and others follow, of the elements
-  // before `end`: unknown here.
+  // Whether tiles of operands come before those of a slice, and others follow: unknown here.
   template <class Slice>
-  __device__ __forceinline__ bool inside(const Slice&, long long) const {
+  __device__ __forceinline__ bool inside(const Slice&) const {
     return false;
   }
 };
@@ -53,9 +52,10 @@ struct Batch<1, OPERANDS> {
     return element * SIZE;
   }
 
+  // Of the first outer element: to ask for all takes registers.
   template <class Slice>
-  __device__ __forceinline__ bool inside(const Slice& slice, long long end) const {
-    return slice.first > 0 && slice.first + Slice::elements < end;
+  __device__ __forceinline__ bool inside(const Slice& slice) const {
+    return slice.first > 0 && slice.first + Slice::elements < inner;
   }
 };
 

@@ -62,18 +62,20 @@ __device__ __forceinline__ void bring(unsigned barrier, T* to, const T* from, in
     if (before) begin += kGroup;
     if (end > size) end -= kGroup;
     if (begin >= end) begin = end = size;
-    for (int i = 0; i < begin; ++i) to[i] = from[i];
-    for (int i = end; i < size; ++i) to[i] = from[i];
-    if (begin == end) return;
   }
   const int bytes = (end - begin) * static_cast<int>(sizeof(T));
-  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-      "[%3];" ::"r"(in_shared(to + begin)),
-      "l"(from + begin), "r"(bytes), "r"(barrier)
-      : "memory");
+  if (bytes > 0) {
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier),
+                 "r"(bytes)
+                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+        "[%3];" ::"r"(in_shared(to + begin)),
+        "l"(from + begin), "r"(bytes), "r"(barrier)
+        : "memory");
+  }
+  for (int i = 0; i < begin; ++i) to[i] = from[i];
+  for (int i = end; i < size; ++i) to[i] = from[i];
 }
 
 // Brings the tiles from(e) to to(e), for all elements: PARTS of SIZE values, STRIDE apart there.

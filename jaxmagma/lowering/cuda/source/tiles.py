@@ -120,7 +120,7 @@ class Tiles:
             copy, sizes = "fetch_slice", [self.block.plan.tiles[tile].size]
             where = f"s{tile}(0), g{tile}(0), slice"
         called = f"{copy}<{listed(['kThreads', *sizes])}>"
-        where += ", batch.inside(slice, run.end)"
+        where += ", batch.inside(slice)"
         self.text(f"{called}(thread, {self.arrival(tile)}, {where});")
 
     def print_send(self, tile: int) -> None:
