@@ -173,5 +173,5 @@ def test_what_is_not_sent() -> None:
     assert "send<" in lowered(columns, **given, rewrite=True).source
     for program, batch in (apart, (3, 4)), (small, (300,)):
         assert "send<" not in lowered(program, batch, **given, rewrite=True).source
-    for options in {"send": False}, {"rewrite": False}:
-        assert "send<" not in lowered(rows, **given, **options).source
+    for name in "send", "rewrite":
+        assert "send<" not in lowered(rows, **{**given, name: False}).source
