@@ -30,7 +30,8 @@ test() {
 
 # All tests that need a GPU, but one that has no room beside a tool: each of SHARDS processes has some
 # of them, and is interrupted after LIMIT seconds, if given: then it says what it has found, and the step
-# fails. With every array in an allocation of its own, an access beyond its end is seen.
+# fails. With every array in an allocation of its own, an access beyond its end is seen. The tool
+# itself ends by signal 11 at times: then it starts again, twice at most.
 sanitized() {
   local tool=$1 shards=${SHARDS:-14} status=0 number at process all=() own=() processes=()
   shift
@@ -41,12 +42,19 @@ sanitized() {
   for ((number = 0; number < shards && number < ${#all[@]}; ++number)); do
     own=()
     for ((at = number; at < ${#all[@]}; at += shards)); do own+=("${all[at]}"); done
-    JAXMAGMA_REQUIRE_GPU=1 XLA_PYTHON_CLIENT_PREALLOCATE=false \
-      XLA_PYTHON_CLIENT_ALLOCATOR=platform XLA_FLAGS="--xla_gpu_autotune_level=0" \
-      ${LIMIT:+timeout --signal=INT "$LIMIT"} \
-      compute-sanitizer --tool "$tool" "$@" --error-exitcode 9 --print-limit 20 \
-      "$python" -P -m pytest -q -p no:cacheprovider -p no:xdist "${own[@]}" \
-      >"$out/$tool.$number.log" 2>&1 &
+    (
+      for _ in 1 2 3; do
+        JAXMAGMA_REQUIRE_GPU=1 XLA_PYTHON_CLIENT_PREALLOCATE=false \
+          XLA_PYTHON_CLIENT_ALLOCATOR=platform XLA_FLAGS="--xla_gpu_autotune_level=0" \
+          ${LIMIT:+timeout --signal=INT "$LIMIT"} \
+          compute-sanitizer --tool "$tool" "$@" --error-exitcode 9 --print-limit 20 \
+          "$python" -P -m pytest -q -p no:cacheprovider -p no:xdist "${own[@]}" \
+          >"$out/$tool.$number.log" 2>&1
+        status=$?
+        [[ $status -eq 139 ]] || break
+      done
+      exit $status
+    ) &
     processes+=($!)
   done
   for process in "${processes[@]}"; do wait "$process" || status=1; done

@@ -1,4 +1,5 @@
-// Tiles that the copy engine brings to shared memory, while threads do other work.
+// Tiles that the copy engine brings to shared memory, and stores from there, while threads do other
+// work.
 //
 // It moves whole groups of 16 bytes between places that are multiples of 16. A tile of values of 8
 // bytes may begin in the middle of one: then it lies in shared memory as it does in global memory,
