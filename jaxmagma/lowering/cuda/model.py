@@ -116,8 +116,9 @@ ASKED_BYTES = 96 << 10
 # Matrices stay in registers, if they take no more than this; less for each fibre more of a quad.
 HELD_REGISTERS = 150
 ANOTHER_FIBRE = 20
-# Registers that the threads of a warp share.
-UNIFORM_BYTES = 252
+# Of 252 bytes of registers that the threads of a warp share, matrices beside sums have so many:
+# with 240 others would spill.
+UNIFORM_BYTES = 200
 
 
 def choose(plan: Plan, parameters: Parameters) -> Block | Declined:
