@@ -675,6 +675,33 @@ def test_numbers_of_gradients(
         emulate(gradient(program), (elements,), emulated, **options)
 
 
+@pytest.mark.parametrize("quads", [False, True])
+@pytest.mark.parametrize("program", [chain(5), chain(9), mass(2)], ids=str)
+def test_loads_before_stores(program: ElementProgram, quads: bool, emulated: Path) -> None:
+    sums: dict[str, Any] = {"quads": quads, "accumulate": True, "elements": 4}
+    for whole in (False, True):
+        options: dict[str, Any] = sums | {"whole_sums": whole, "early": True}
+        source = lowered(gradient(program), **options).source
+        for sweep in re.split(r"\n    (?=lines<|quads<)", source)[1:]:
+            first = re.search(r"\n      store", sweep)
+            assert first is None or " = load<" not in sweep[first.start() :]
+        for elements in (3, 13):
+            emulate(gradient(program), (elements,), emulated, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"turn": True}, {"fetch": 1}, {"ahead": True}], ids=str)
+@pytest.mark.parametrize("n", [9, 12, 16])
+def test_operands_of_sums_stay_in_shared_memory(
+    n: int, options: dict[str, Any], emulated: Path
+) -> None:
+    """Sums then read nothing from global memory."""
+    program = gradient(chain(n, constant=False))
+    kept = {"quads": True, "accumulate": True, "keep": True, **options}
+    sums = re.findall(r"operands<double>\((.*)\)", lowered(program, **kept).source)
+    assert len(sums) == 4 and not any("g" in x for x in sums)
+    emulate(program, (5,), emulated, **kept)
+
+
 @pytest.mark.parametrize("n", [25, 26])
 def test_wide_sums_are_shared_by_warps(n: int, emulated: Path) -> None:
     """Columns of a sum that one warp has no registers for are divided."""

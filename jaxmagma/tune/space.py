@@ -129,6 +129,8 @@ CUDA = Space(
         ),
         one("hold", None, True, False),
         one("tails", None, True, False),
+        one("early", None, True),
+        one("keep", None, True),
         one("turn", None, True, False),
         one("prefetch", None, True, False),
         one("padding", None, 0, 5, 15, 2),

@@ -33,6 +33,8 @@ class Parameters:
     quads: bool | None = None  # fibres are owned by four lanes, and tensor cores multiply them
     fibres: int | None = None  # of a thread, or of four lanes, at a time
     near_bytes: int | None = None  # of matrices in the constant bank; others in shared memory
+    early: bool | None = None  # fibres are loaded before the first one is stored
+    keep: bool | None = None  # operands of sums stay in shared memory, where sweeps have read them
     hold: bool | None = None  # matrices stay in registers from one product to the next
     tails: bool | None = None  # of them, threads multiply with a last row or column that is alone
     turn: bool | None = None  # warps multiply planes along both axes, one after the other
