@@ -83,6 +83,12 @@ def judge(result: Result, others: Mapping[str, Result]) -> Verdict | None:
     return Verdict(str(goal), f"{share:.1%}", share >= goal.share)
 
 
+def short(results: Mapping[str, Result]) -> list[str]:
+    """The cases that do not reach their goal."""
+    judged = ((name, judge(result, results)) for name, result in results.items())
+    return [name for name, verdict in judged if verdict is not None and not verdict.met]
+
+
 def _judge_on_cpu(result: Result) -> Verdict | None:
     family, _, size = result.case.partition("/")
     rate, speedup = result.flops_per_second, result.speedup("jnp")

@@ -89,6 +89,19 @@ class FirstCall:
     jnp: float  # of jnp.einsum
 
 
+@dataclass(frozen=True)
+class Counters:
+    """How busy units were in the kernels of a case: parts of what they could do, and warps."""
+
+    case: str
+    seconds: float
+    memory: float  # of its bandwidth
+    l1: float  # the cache that shared memory is part of
+    double: float  # tensor cores and multiply-adds, one pipe
+    issued: float  # cycles in which an instruction was issued
+    warps: float  # of a multiprocessor at a time
+
+
 @dataclass
 class Run:
     """All results of one run on one machine."""
@@ -100,6 +113,7 @@ class Run:
     failures: dict[str, str] = field(default_factory=dict)
     # Cases of earlier runs whose kernels have changed since; added by hand.
     outdated: list[str] = field(default_factory=list)
+    counters: dict[str, Counters] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
         derived = {
@@ -119,6 +133,7 @@ class Run:
             "first_calls": [asdict(x) for x in self.first_calls],
             "failures": self.failures,
             **({"outdated": self.outdated} if self.outdated else {}),
+            **({"counters": [asdict(x) for x in self.counters.values()]} if self.counters else {}),
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(record, indent=1) + "\n")
@@ -136,7 +151,16 @@ class Run:
             results[case["case"]] = Result(**values)
         first_calls = [FirstCall(**x) for x in record["first_calls"]]
         outdated = record.get("outdated", [])
-        return Run(machine, record["settings"], results, first_calls, record["failures"], outdated)
+        counters = {x["case"]: Counters(**x) for x in record.get("counters", [])}
+        return Run(
+            machine,
+            record["settings"],
+            results,
+            first_calls,
+            record["failures"],
+            outdated,
+            counters,
+        )
 
 
 def _plain(case: dict[str, Any]) -> dict[str, Any]:
@@ -155,7 +179,8 @@ def together(runs: Sequence[Run]) -> Run:
     devices = {run.machine["device"] for run in runs}
     if len(devices) != 1:
         raise ValueError(f"not results of one device: {', '.join(sorted(devices)) or 'none'}")
-    whole = Run(runs[-1].machine, runs[-1].settings)
+    timed = [run for run in runs if run.results] or runs
+    whole = Run(timed[-1].machine, timed[-1].settings)
     for run in runs:
         whole.results = {n: x for n, x in whole.results.items() if n not in run.outdated}
         for name, result in run.results.items():
@@ -165,6 +190,7 @@ def together(runs: Sequence[Run]) -> Run:
             whole.results[name] = result
         whole.failures |= run.failures
         whole.first_calls = run.first_calls or whole.first_calls
+        whole.counters |= run.counters
     # In the order of the largest run, and what it lacks behind.
     order = sorted(runs, key=lambda run: len(run.results), reverse=True)
     names = dict.fromkeys(name for run in order for name in run.results)

@@ -119,12 +119,15 @@ def goals_table(run: Run) -> str:
 
 def short_table(run: Run) -> str:
     """The cases that do not reach their goal."""
-    rows = [
-        (r.case, v.reached, v.goal, f"{r.bandwidth / 1e9:.0f}", f"{r.of_roofline:.0%}")
-        for r, v in _judged(run)
-        if not v.met
-    ]
-    return _table(("case", "reached", "goal", "GB/s", "of roofline"), rows)
+    rows = []
+    for r, v in _judged(run):
+        if not v.met:
+            x = run.counters.get(r.case)
+            busy = [f"{y:.0%}" for y in (x.memory, x.l1, x.double, x.issued)] if x else [""] * 4
+            warps = f"{x.warps:.0f}" if x else ""
+            rows.append((r.case, v.reached, v.goal, f"{r.bandwidth / 1e9:.0f}", *busy, warps))
+    header = ("case", "reached", "goal", "GB/s", "memory", "L1", "double", "issued", "warps")
+    return _table(header, rows)
 
 
 def speed_table(run: Run) -> str:

@@ -4,7 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import jaxmagma as jm
 from benchmarks import __main__ as cli
 from benchmarks import (
     cases,
+    counters,
     first_call,
     goals,
     measure,
@@ -26,7 +27,7 @@ from benchmarks import (
     variants,
     workloads,
 )
-from benchmarks.record import Result, Run, Timing
+from benchmarks.record import Counters, Result, Run, Timing
 from benchmarks.workloads import Workload
 from jaxmagma import choices
 from jaxmagma.choices import Book
@@ -383,6 +384,33 @@ def test_what_is_outdated_does_not_count(tmp_path: Path) -> None:
 def test_runs_on_different_devices_do_not_mix() -> None:
     with pytest.raises(ValueError, match="A, B"):
         record.together([Run({"device": "B"}, {}), Run({"device": "A"}, {})])
+
+
+def test_counters() -> None:
+    """Of a case with two kernels, one of which takes three times as long."""
+    busy, warps = list(counters.SHARES.values()), counters.WARPS
+    header = ["ID", "Kernel Name", counters.TIME, *busy, warps]
+    units = ["", "", "us", "%", "%", "%", "%", "warp"]
+    rows = [["0", "kernel", "100", "80", "20", "4", "8", "16"]]
+    rows += [["1", "kernel", "300", "40", "60", "4", "8", "8"]]
+    printed = "\n".join(",".join(f'"{x}"' for x in row) for row in (header, units, *rows))
+    found = counters.mean("bk1/p3", counters.read(f"==PROF== Connected\n{printed}\n"))
+    want = {"memory": 0.5, "l1": 0.5, "double": 0.04, "issued": 0.08, "warps": 10.0}
+    assert asdict(found) == {"case": "bk1/p3", "seconds": pytest.approx(4e-4)} | {
+        name: pytest.approx(x) for name, x in want.items()
+    }
+
+
+def test_counters_stand_beside_what_falls_short(tmp_path: Path) -> None:
+    timed = Run({"device": "A", "date": "1"}, {}, {"chain/n8": result("chain/n8")})
+    assert goals.short(timed.results) == ["chain/n8"]
+    machine = {"device": "A", "date": "2", "platform": "gpu", "cores": 2}
+    counted = Run(machine, {})
+    counted.counters["chain/n8"] = Counters("chain/n8", 1e-4, 0.5, 0.83, 0.4, 0.2, 7.6)
+    counted.save(tmp_path / "counters.json")
+    whole = record.together([timed, Run.load(tmp_path / "counters.json")])
+    assert whole.machine["date"] == "1"
+    assert report.short_table(whole).endswith("| 50% | 83% | 40% | 20% | 8 |")
 
 
 def test_update(some_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
