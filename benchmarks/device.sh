@@ -28,46 +28,64 @@ test() {
     "$python" -P -m pytest -q -p no:cacheprovider tests/test_cuda.py tests/test_cuda_compile.py
 }
 
-# All tests that need a GPU, but one that has no room beside a tool: each of SHARDS processes has some
-# of them, and is interrupted after LIMIT seconds, if given: then it says what it has found, and the step
-# fails. With every array in an allocation of its own, an access beyond its end is seen. The tool
-# itself ends by signal 11 at times: then it starts again, twice at most.
+# sanitized TOOL OMITTED [OPTION...]
+#
+# All tests that need a GPU, but those omitted, in SHARDS processes with some each, one for each core at
+# a time. With every array in an allocation of its own, an access beyond its end is seen; kernels that
+# are not ours run unchecked. The tool follows no process that XLA starts: it ended by signal 11 where it
+# did. After LIMIT seconds, if given, all are interrupted and say what they have found. The step fails
+# unless every process says that its tests passed and that there was no error; warnings are in the logs,
+# after the names of their tests.
 sanitized() {
-  local tool=$1 shards=${SHARDS:-14} status=0 number at process all=() own=() processes=()
-  shift
+  local tool=$1 omitted=$2 number at all=() own=()
+  shift 2
   mapfile -t all < <("$python" -P -m pytest -q -p no:cacheprovider --collect-only -m gpu \
-    -k "not more_values_than_31_bits" tests | grep ::)
+    -k "not ($omitted)" tests | grep ::)
+  local shards=${SHARDS:-$((4 * $(nproc)))} deadline=${LIMIT:+$((SECONDS + LIMIT))}
   echo "${#all[@]} tests"
   [[ ${#all[@]} -gt 0 ]] || return
   for ((number = 0; number < shards && number < ${#all[@]}; ++number)); do
     own=()
     for ((at = number; at < ${#all[@]}; at += shards)); do own+=("${all[at]}"); done
-    (
-      for _ in 1 2 3; do
-        JAXMAGMA_REQUIRE_GPU=1 XLA_PYTHON_CLIENT_PREALLOCATE=false \
-          XLA_PYTHON_CLIENT_ALLOCATOR=platform XLA_FLAGS="--xla_gpu_autotune_level=0" \
-          ${LIMIT:+timeout --signal=INT "$LIMIT"} \
-          compute-sanitizer --tool "$tool" "$@" --error-exitcode 9 --print-limit 20 \
-          "$python" -P -m pytest -q -p no:cacheprovider -p no:xdist "${own[@]}" \
-          >"$out/$tool.$number.log" 2>&1
-        status=$?
-        [[ $status -eq 139 ]] || break
-      done
-      exit $status
-    ) &
-    processes+=($!)
+    while (($(jobs -rp | wc -l) >= $(nproc))); do wait -n; done
+    check_share "$tool" "$deadline" "$@" -- "${own[@]}" >"$out/$tool.$number.log" 2>&1 &
   done
-  for process in "${processes[@]}"; do wait "$process" || status=1; done
+  wait
   grep -ohE "(ERROR|RACECHECK) SUMMARY: .*" "$out/$tool".*.log | sort | uniq -c
   grep -ohE "[0-9]+ (passed|failed)" "$out/$tool".*.log |
     awk '{ of[$2] += $1 } END { for (x in of) print of[x], x }'
-  return $status
+  local bad
+  bad=$(grep -LE "^exit status 0$" "$out/$tool".*.log;
+    grep -LE "SUMMARY: (0 errors|.*\(0 errors)" "$out/$tool".*.log)
+  echo "${bad:-no process failed}"
+  [[ -z $bad ]]
 }
 
-# JAX asks the driver for what some drivers do not have: that is no error of a kernel.
-memcheck() { sanitized memcheck --report-api-errors no; }
+# What the printer calls its kernels, and the template of cuda/bgemm_kernels.h.
+ours=(--kernel-name kernel_name=kernel --kernel-name kernel_name=finish
+  --kernel-name kernel_substring=BgemmKernel)
 
-racecheck() { sanitized racecheck; }
+# check_share TOOL DEADLINE [OPTION...] -- TEST...
+check_share() {
+  local tool=$1 deadline=$2 options=()
+  shift 2
+  while [[ $1 != -- ]]; do options+=("$1") && shift; done
+  shift
+  JAXMAGMA_REQUIRE_GPU=1 XLA_PYTHON_CLIENT_PREALLOCATE=false \
+    XLA_PYTHON_CLIENT_ALLOCATOR=platform XLA_FLAGS="--xla_gpu_autotune_level=0" \
+    ${deadline:+timeout --signal=INT "$((deadline - SECONDS))"} \
+    compute-sanitizer --tool "$tool" "${ours[@]}" "${options[@]}" \
+    --target-processes application-only --print-limit 20 \
+    "$python" -P -m pytest -v -p no:cacheprovider -p no:xdist "$@"
+  echo "exit status $?"
+}
+
+# JAX asks the driver for what some drivers do not have: that is no error of a kernel. Beside the tool,
+# there is no room for so many values.
+memcheck() { sanitized memcheck more_values_than_31_bits --report-api-errors no; }
+
+# Nor time for a second choice before the test of tuning wants to see two.
+racecheck() { sanitized racecheck "more_values_than_31_bits or (test_tune and test_on_a_gpu)"; }
 
 benchmark() {
   # Without peers first: that is what there is time for where a device is short.
