@@ -441,6 +441,28 @@ def test_operands_with_two_places(n: int, fetch: int) -> None:
     check(chain(n), 9001, parameters=parameters)
 
 
+@pytest.mark.parametrize("sweeps", [1, 2])
+@pytest.mark.parametrize("quads", [False, True])
+@pytest.mark.parametrize("options", [{}, {"early": True, "keep": True}, {"turn": True}], ids=str)
+def test_operands_of_sums(options: dict[str, Any], quads: bool, sweeps: int) -> None:
+    """They come while elements before are summed, before anything is stored, and stay."""
+    parameters = Parameters(quads=quads, preload=sweeps, **options)
+    for n in (4, 12, 16):
+        program = gradient(chain(n, constant=False))
+        for elements in (1, 20_011):
+            check(program, elements, parameters=parameters)
+    check(gradient(mass(3, constant=False)), 4001, parameters=parameters)
+
+
+@pytest.mark.parametrize("options", [{}, {"ahead": True}, {"reuse": 3}, {"groups": 2}], ids=str)
+@pytest.mark.parametrize("n", [17, 24, 29])
+def test_a_warp_waits_for_one_operand_after_the_other(n: int, options: dict[str, Any]) -> None:
+    program = gradient(chain(n))
+    parameters = Parameters(quads=True, threads=32, elements=1, fetch=4, **options)
+    for elements in (1, 9001):
+        check(program, elements, parameters=parameters)
+
+
 @pytest.mark.parametrize("elements", [None, 3])
 @pytest.mark.parametrize("fetch", [1, 4])
 @pytest.mark.parametrize("options", [{}, {"ahead": True}, {"ahead": True, "twice": True}], ids=str)

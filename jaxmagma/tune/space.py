@@ -131,6 +131,7 @@ CUDA = Space(
         one("tails", None, True, False),
         one("early", None, True),
         one("keep", None, True),
+        one("preload", None, 1, 2),
         one("turn", None, True, False),
         one("prefetch", None, True, False),
         one("padding", None, 0, 5, 15, 2),

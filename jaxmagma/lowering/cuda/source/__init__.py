@@ -10,6 +10,7 @@ keeps. Each of the others prints one part of it, from the outside to the inside:
     slices      which elements a group works on, and the loop over them
     tiles       where tiles of arrays are, and how operands get to shared memory
     streams     operands whose rows come to each warp as it needs them
+    preloads    those of the next elements that come to registers
     stages      the stages;  barriers: what stands between them
     sweeps      operations on fibres: a stage;  products, assemblies: the others
     matrices    products of fibres with matrices, and where these stand
@@ -21,6 +22,7 @@ keeps. Each of the others prints one part of it, from the outside to the inside:
 from jaxmagma.lowering.cuda.blocks import Block
 from jaxmagma.lowering.cuda.source.matrices import Matrices
 from jaxmagma.lowering.cuda.source.notation import lines_of
+from jaxmagma.lowering.cuda.source.preloads import Preloads
 from jaxmagma.lowering.cuda.source.slices import Slices
 from jaxmagma.lowering.cuda.source.stages import print_stages
 from jaxmagma.lowering.cuda.source.streams import Streams
@@ -80,11 +82,17 @@ class Source:
             self._print_group()
             self._print_zero_sums()
             self._matrices.print_copies()
-            if block.holds:
-                self._matrices.print_loads(block.pieces())
-            with Slices(text, block, tiles, self._streams).each():
+            slices = Slices(text, block, tiles, self._streams)
+            slices.print_first()
+            preloads = Preloads(text, block, tiles)
+            preloads.print_first()
+            if block.loops:
+                self._print_held()
+            with slices.each():
                 self._print_tiles()
-                print_stages(text, block, tiles, self._matrices, self._streams)
+                if not block.loops:
+                    self._print_held()
+                print_stages(text, block, tiles, self._matrices, self._streams, preloads)
             if block.sent:
                 text("settle(thread);")
                 if block.summed:
@@ -116,6 +124,11 @@ class Source:
             if block.loops:
                 text("unsigned done = 0;" if block.twice else "unsigned phase = 0;")
         self._streams.print_rooms()
+
+    def _print_held(self) -> None:
+        """Loads the matrices that stay in registers, while the first operands are on their way."""
+        if self.block.holds:
+            self._matrices.print_loads(self.block.pieces())
 
     def _print_tiles(self) -> None:
         """Where the tiles of an element are."""

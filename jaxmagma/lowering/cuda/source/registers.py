@@ -3,12 +3,14 @@
 ``r7`` is a fibre of tile 7, ``v7`` a single value.
 """
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
 from jaxmagma.lowering.cuda.source.places import Places
-from jaxmagma.lowering.cuda.source.text import LETTERS, Text, linear, shape_of
+from jaxmagma.lowering.cuda.source.text import LETTERS, Text, linear, listed, shape_of
 from jaxmagma.lowering.cuda.sweeps import ALONG, Sweep, Value
 
 
@@ -47,6 +49,9 @@ class Registers:
         others = outer or before
         self.loaded: set[int] = others.loaded if others else set()
         self.before = before  # what the warp has of the same plane since the sweep before
+        self.awaited: dict[
+            int, str
+        ] = {}  # tiles that may not be there yet, and what waits for each
 
     def inner(self) -> "Registers":
         """The same in a loop, where more is defined."""
@@ -54,12 +59,15 @@ class Registers:
 
     # ---- Names -----------------------------------------------------------------------------------
 
+    def name_of(self, value: Value, kind: str) -> str:
+        return f"{kind}{value.tile}{self._suffix(value)}"
+
     def named_fibre(self, value: Value) -> str:
-        self.fibres[value] = f"r{value.tile}{self._suffix(value)}"
+        self.fibres[value] = self.name_of(value, "r")
         return self.fibres[value]
 
     def named_value(self, value: Value) -> str:
-        self.values[value] = f"v{value.tile}{self._suffix(value)}"
+        self.values[value] = self.name_of(value, "v")
         return self.values[value]
 
     def _suffix(self, value: Value) -> str:
@@ -111,6 +119,45 @@ class Registers:
             type_ = f"Pack<{type_}, {fibres}>"
         return f"Fibre<{type_}, {length}>"
 
+    def each_fibre(self) -> AbstractContextManager[None]:
+        """What is printed meanwhile is done for every fibre."""
+        if self.sweep.across:
+            return self._each_plane()
+        extents = [self.sweep.extents[x] for x in self.sweep.lines]
+        verb, type_, parameters = "values" if self.sweep.light else "lines", "int", []
+        sizes = ["kThreads", "kElements", *extents]
+        if self.block.packs(self.sweep):
+            fibres = self.block.fibres(self.sweep)
+            verb = "quads" if self.quad else "packs"
+            type_ = f"const Pack<int, {fibres}>&"
+            parameters.append(f"const {self.type_of_owner}& {self.owner.rstrip(', ')}")
+            sizes.insert(1, fibres)
+            if self.quad:
+                sizes.insert(2, self.block.shared.spreads[self.places.position])
+        parameters += [f"{type_} {x}" for x in ("e", *self.sweep.lines)]
+        shape = shape_of((self.block.elements, *extents))
+        return self.text.function(f"{verb}<{listed(sizes)}>(thread", parameters, shape)
+
+    @contextmanager
+    def _each_plane(self) -> Iterator[None]:
+        with self.each_plane(), self.across():
+            yield
+
+    def each_plane(self) -> AbstractContextManager[None]:
+        """What is printed meanwhile is done for every plane, each in one warp."""
+        *planes, _ = (self.sweep.extents[x] for x in self.sweep.lines)
+        sizes = listed(("kThreads", "kElements", *planes))
+        plane = f"const Plane<{1 + len(planes)}>& plane"
+        shape = shape_of((self.block.elements, *planes))
+        return self.text.function(f"planes<{sizes}>(thread", (plane,), shape)
+
+    def across(self) -> AbstractContextManager[None]:
+        """What is printed meanwhile is done once, for all lines of a plane."""
+        fibres, lines = self.block.fibres(self.sweep), self.sweep.extents[self.sweep.lines[-1]]
+        parameters = [f"const {self.type_of_owner}& quad"]
+        parameters += [f"const Pack<int, {fibres}>& {x}" for x in ("e", *self.sweep.lines)]
+        return self.text.function(f"across<{lines}>(thread, plane", parameters, shape_of((lines,)))
+
     # ---- Loads -----------------------------------------------------------------------------------
 
     def fibre(self, value: Value) -> str:
@@ -119,6 +166,16 @@ class Registers:
         if value in self.values:
             return f"{self.type_of_fibre(1)}{{{{{self.values[value]}}}}}"
         name = self.named_fibre(value)
+        if wait := self.awaited.get(value.tile):
+            self.text(wait)
+            self.awaited = {x: other for x, other in self.awaited.items() if other != wait}
+        if self.quad and self.places.from_shared(value.tile):
+            self.loaded.add(value.tile)
+        self.text(f"const auto {name} = {self.loaded_fibre(value)};", shape_of((value.length,)))
+        return name
+
+    def loaded_fibre(self, value: Value) -> str:
+        """A fibre as it comes from memory."""
         reading = self.places.reading(value.tile)
         place = reading.place + self.line(value, reading.strides)
         step = self._step(value, reading.strides)
@@ -126,14 +183,9 @@ class Registers:
             own = self._step(value, reading.component.strides)
             at = f"{reading.component.offset}{self.line(value, reading.component.strides)}"
             load = f"load_gathered<{value.length}, {step}, {own}, {reading.components}>"
-            made = f"{load}({self.owner}{reading.vector}, {place}, {at})"
-        else:
-            stride = f", {step}" if value.length > 1 or self.quad else ""
-            made = f"load<{value.length}{stride}>({self.owner}{place})"
-            if self.quad and self.places.from_shared(value.tile):
-                self.loaded.add(value.tile)
-        self.text(f"const auto {name} = {made};", shape_of((value.length,)))
-        return name
+            return f"{load}({self.owner}{reading.vector}, {place}, {at})"
+        stride = f", {step}" if value.length > 1 or self.quad else ""
+        return f"load<{value.length}{stride}>({self.owner}{place})"
 
     def source(self, value: Value) -> "Along | None":
         """Where a fibre is in shared memory that only one product reads: it may come in parts."""

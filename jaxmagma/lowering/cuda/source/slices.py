@@ -36,9 +36,8 @@ class Slices:
             if not x.written and x.name not in unasked
         }
 
-    @contextmanager
-    def each(self) -> Iterator[None]:
-        """What is printed meanwhile is done for each slice."""
+    def print_first(self) -> None:
+        """The elements of a group, and what it asks for before it works on any."""
         text, tiles, step = self.text, self.tiles, self.tiles.step
         self._print_run()
         # These are on their way, or read right away.
@@ -48,7 +47,6 @@ class Slices:
         if not self.block.loops:
             text(f"const auto slice = {_slice('run.first')};")
             self._print_prefetch(self.reads.keys() - soon, "slice")
-            yield
             return
         self._print_prefetch(self.reads.keys() - soon - self.indices, _slice("run.first"))
         self._print_prefetch(self.indices, _slice(f"run.first + {step}"))
@@ -60,6 +58,14 @@ class Slices:
                 tiles.print_places()
                 tiles.print_gathers(tiles.brought)
         self.streams.print_first()
+
+    @contextmanager
+    def each(self) -> Iterator[None]:
+        """What is printed meanwhile is done for each slice."""
+        text, tiles, step = self.text, self.tiles, self.tiles.step
+        if not self.block.loops:
+            yield
+            return
         with text.braces(f"for (long long first = run.first; first < run.end; first += {step})"):
             if self.block.accumulations and self.block.rereads:
                 text("const int again = static_cast<int>(first >> 62);", f"zero: {UNKNOWN_ZERO}")

@@ -9,6 +9,7 @@ from jaxmagma.lowering.cuda.source.assemblies import print_assembly
 from jaxmagma.lowering.cuda.source.barriers import Barriers
 from jaxmagma.lowering.cuda.source.matrices import Matrices
 from jaxmagma.lowering.cuda.source.places import Places
+from jaxmagma.lowering.cuda.source.preloads import Preloads
 from jaxmagma.lowering.cuda.source.products import print_accumulation, print_gemm
 from jaxmagma.lowering.cuda.source.streams import Streams
 from jaxmagma.lowering.cuda.source.sweeps import print_planes, print_sweep
@@ -18,12 +19,18 @@ from jaxmagma.lowering.cuda.sweeps import Accumulation, Gemm, Stage, Sweep, foll
 
 
 def print_stages(
-    text: Text, block: Block, tiles: Tiles, matrices: Matrices, streams: Streams
+    text: Text,
+    block: Block,
+    tiles: Tiles,
+    matrices: Matrices,
+    streams: Streams,
+    preloads: Preloads,
 ) -> None:
     barriers = Barriers(text, block, tiles)
     for group in _together(block.stages):
         text()
         position, stage = group[0], block.stages[group[0]]
+        preloads.print_next(position)
         places = Places(block, position)
         # Where an element is one plane, sweeps that follow others load matrices for themselves.
         at_first = group[:1] if isinstance(stage, Sweep) and len(stage.lines) == 1 else group
@@ -36,7 +43,7 @@ def print_stages(
             if isinstance(stage, Sweep) and stage.across:
                 stages = ((Places(block, n), block.stages[n]) for n in group)
                 sweeps = [(own, x) for own, x in stages if isinstance(x, Sweep)]
-                print_planes(text, matrices, streams, sweeps, set(pieces), barriers)
+                print_planes(text, matrices, streams, sweeps, set(pieces), barriers, preloads)
             elif (
                 isinstance(stage, Sweep)
                 and block.copies(stage)
@@ -44,13 +51,14 @@ def print_stages(
             ):
                 tiles.print_send(stage.loads[0].tile)
             elif isinstance(stage, Sweep):
-                print_sweep(text, matrices, places, streams, stage)
+                print_sweep(text, matrices, places, streams, stage, barriers, preloads)
             elif isinstance(stage, Gemm):
                 print_gemm(text, places, stage)
             elif isinstance(stage, Accumulation):
                 print_accumulation(text, places, stage)
             else:
                 print_assembly(text, places, stage)
+    preloads.print_next(len(block.stages))
     if block.fetched and block.loops:
         text("++done;" if block.twice else "phase ^= 1;")
     if block.summed:

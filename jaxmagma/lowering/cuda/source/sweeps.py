@@ -8,6 +8,7 @@ from jaxmagma.lowering.cuda.pieces import Pieces
 from jaxmagma.lowering.cuda.source.barriers import Barriers
 from jaxmagma.lowering.cuda.source.matrices import Matrices
 from jaxmagma.lowering.cuda.source.places import Places
+from jaxmagma.lowering.cuda.source.preloads import Preloads
 from jaxmagma.lowering.cuda.source.registers import POINT, Registers
 from jaxmagma.lowering.cuda.source.streams import Streams
 from jaxmagma.lowering.cuda.source.text import Text, listed, shape_of
@@ -22,6 +23,7 @@ def print_planes(
     sweeps: Sequence[tuple[Places, Sweep]],
     loaded: set[Pieces],
     barriers: Barriers,
+    preloads: Preloads,
 ) -> None:
     """Sweeps that a warp does one after the other, for one plane after the other.
 
@@ -29,20 +31,13 @@ def print_planes(
     when these are in registers, if the element is one plane.
     """
     (places, first), *_ = sweeps
-    *planes, _ = (first.extents[x] for x in first.lines)
-    sizes = listed(("kThreads", "kElements", *planes))
-    plane = f"const Plane<{1 + len(planes)}>& plane"
-    shape = shape_of((places.block.elements, *planes))
     with ExitStack() as scopes:
-        scopes.enter_context(text.function(f"planes<{sizes}>(thread", (plane,), shape))
+        scopes.enter_context(Registers(text, places, first).each_plane())
         before: Registers | None = None
         for number, (own, sweep) in enumerate(sweeps):
             registers = Registers(text, own, sweep, before=before)
-            fibres, lines = own.block.fibres(sweep), sweep.extents[sweep.lines[-1]]
-            parameters = [f"const {registers.type_of_owner}& quad"]
-            parameters += [f"const Pack<int, {fibres}>& {x}" for x in ("e", *sweep.lines)]
-            call = f"across<{lines}>(thread, plane"
-            scopes.enter_context(text.function(call, parameters, shape_of((lines,))))
+            preloads.named(registers)
+            scopes.enter_context(registers.across())
             if not own.block.holds:
                 missing = [x for x in own.block.pieces_in(sweep) if x not in loaded]
                 matrices.print_loads(missing)
@@ -60,24 +55,20 @@ def print_planes(
 
 
 def print_sweep(
-    text: Text, matrices: Matrices, places: Places, streams: Streams, sweep: Sweep
+    text: Text,
+    matrices: Matrices,
+    places: Places,
+    streams: Streams,
+    sweep: Sweep,
+    barriers: Barriers,
+    preloads: Preloads,
 ) -> None:
     block, registers = places.block, Registers(text, places, sweep)
-    extents = [sweep.extents[x] for x in sweep.lines]
-    verb, type_, parameters = "values" if sweep.light else "lines", "int", []
-    sizes = ["kThreads", "kElements", *extents]
-    if block.packs(sweep):
-        fibres = block.fibres(sweep)
-        verb = "quads" if registers.quad else "packs"
-        type_ = f"const Pack<int, {fibres}>&"
-        parameters.append(f"const {registers.type_of_owner}& {registers.owner.rstrip(', ')}")
-        sizes.insert(1, fibres)
-        if registers.quad:
-            sizes.insert(2, block.shared.spreads[places.position])
-    parameters += [f"{type_} {x}" for x in ("e", *sweep.lines)]
-    shape = shape_of((block.elements, *extents))
+    later = barriers.later(places.position)
+    registers.awaited = {tile: barriers.wait(operand) for tile, operand in later.items()}
+    preloads.named(registers)
     streams.print_begin(places.position)
-    with text.function(f"{verb}<{listed(sizes)}>(thread", parameters, shape):
+    with registers.each_fibre():
         if sweep.outers and block.parameters.early:
             text("if (!slice.has(e)) return;")  # loads after a branch of their own stay there
         _print_groups(text, matrices, registers, streams)
