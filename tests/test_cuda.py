@@ -454,15 +454,6 @@ def test_operands_of_sums(options: dict[str, Any], quads: bool, sweeps: int) -> 
     check(gradient(mass(3, constant=False)), 4001, parameters=parameters)
 
 
-@pytest.mark.parametrize("options", [{}, {"ahead": True}, {"reuse": 3}, {"groups": 2}], ids=str)
-@pytest.mark.parametrize("n", [17, 24, 29])
-def test_a_warp_waits_for_one_operand_after_the_other(n: int, options: dict[str, Any]) -> None:
-    program = gradient(chain(n))
-    parameters = Parameters(quads=True, threads=32, elements=1, fetch=4, **options)
-    for elements in (1, 9001):
-        check(program, elements, parameters=parameters)
-
-
 @pytest.mark.parametrize("elements", [None, 3])
 @pytest.mark.parametrize("fetch", [1, 4])
 @pytest.mark.parametrize("options", [{}, {"ahead": True}, {"ahead": True, "twice": True}], ids=str)

@@ -56,33 +56,6 @@ def test_two_places_of_an_operand() -> None:
         assert not any(int(x) in inside for x in others)
 
 
-# ---- What comes meanwhile ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("threads", [32, 64])
-def test_a_warp_waits_for_one_operand_after_the_other(
-    threads: int, ahead: bool, emulated: Path
-) -> None:
-    """Its first product need not wait for the second operand; several warps wait together."""
-    program = gradient(chain(18))
-    options: dict[str, Any] = {"quads": True, "elements": 1, "fetch": 3, "threads": threads}
-    source = lowered(program, **options, ahead=ahead).source
-    sweep = source[source.index("quads<") :]
-    before = source[: source.index("quads<")]
-    assert before.count("wait<") == (1 if threads == 32 else 2)
-    if threads == 32:
-        assert sweep.index("gemm(") < sweep.index("wait<") < sweep.index(" load<", 200)
-    emulate(program, (5,), emulated, **options, ahead=ahead)
-
-
-def test_matrices_come_while_operands_are_on_their_way() -> None:
-    options: dict[str, Any] = {"quads": True, "hold": True, "fetch": 3}
-    for ahead in (False, True):
-        source = lowered(chain(20), **options, ahead=ahead).source
-        assert source.index("fetch<") < source.index("load_matrix<") < source.index("wait<")
-
-
 # ---- All elements in one copy ------------------------------------------------------------------
 
 

@@ -82,16 +82,14 @@ class Source:
             self._print_group()
             self._print_zero_sums()
             self._matrices.print_copies()
+            if block.holds:
+                self._matrices.print_loads(block.pieces())
             slices = Slices(text, block, tiles, self._streams)
             slices.print_first()
             preloads = Preloads(text, block, tiles)
             preloads.print_first()
-            if block.loops:
-                self._print_held()
             with slices.each():
                 self._print_tiles()
-                if not block.loops:
-                    self._print_held()
                 print_stages(text, block, tiles, self._matrices, self._streams, preloads)
             if block.sent:
                 text("settle(thread);")
@@ -124,11 +122,6 @@ class Source:
             if block.loops:
                 text("unsigned done = 0;" if block.twice else "unsigned phase = 0;")
         self._streams.print_rooms()
-
-    def _print_held(self) -> None:
-        """Loads the matrices that stay in registers, while the first operands are on their way."""
-        if self.block.holds:
-            self._matrices.print_loads(self.block.pieces())
 
     def _print_tiles(self) -> None:
         """Where the tiles of an element are."""

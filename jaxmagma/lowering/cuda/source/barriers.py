@@ -3,11 +3,10 @@
 from collections.abc import Collection, Sequence
 
 from jaxmagma.lowering.cuda.blocks import Block
-from jaxmagma.lowering.cuda.parameters import WARP
 from jaxmagma.lowering.cuda.source.places import Places
 from jaxmagma.lowering.cuda.source.text import Text
 from jaxmagma.lowering.cuda.source.tiles import Tiles
-from jaxmagma.lowering.cuda.sweeps import Sweep, made_by
+from jaxmagma.lowering.cuda.sweeps import made_by
 
 
 class Barriers:
@@ -44,39 +43,11 @@ class Barriers:
         self.writes |= writes
 
     def print_waits(self, positions: Collection[int]) -> None:
-        """Waits for the operands that are first read there, but for those that are ``later``."""
-        for tile in self.block.fetched:
-            first = min(self.block.uses.readers[tile])
-            if first in positions and tile not in self.later(first).values():
-                self.text(self.wait(tile))
-
-    def wait(self, tile: int) -> str:
-        """Waits for a fetched operand."""
+        """Waits for the operands that are first read there."""
         phase = "phase" if self.block.loops else "0"
-        return f"wait<kThreads>({self.tiles.arrival(tile)}, {phase});"
-
-    def later(self, position: int) -> dict[int, int]:
-        """Of the tiles that a sweep loads, those that it need not wait for before it begins.
-
-        And the fetched operand of each. A warp that works alone multiplies what came first, and
-        waits for the second operand just before it loads that; several would have to wait together,
-        where there is no copy engine.
-        """
-        sweep = self.block.stages[position]
-        alone = self.block.threads == WARP
-        if not alone or not isinstance(sweep, Sweep) or sweep.lanes == 1 or sweep.across:
-            return {}
-        products = [x.operands[0] for x in sweep.moves if x.matrix is not None]
-        others = {y for x in sweep.moves if x.matrix is None for y in x.operands}
-        operands = {x: self.block.origin(x.tile).tile for x in sweep.loads}
-        first = next((operands[x] for x in products if x in operands), None)
-        at_once = {operands[x] for x in operands if x in others or x not in products} | {first}
-        readers, fetched = self.block.uses.readers, self.block.fetched
-        return {
-            value.tile: x
-            for value, x in operands.items()
-            if x in fetched and x not in at_once and readers[x] == [position]
-        }
+        for tile in self.block.fetched:
+            if min(self.block.uses.readers[tile]) in positions:
+                self.text(f"wait<kThreads>({self.tiles.arrival(tile)}, {phase});")
 
     def print_within(self, position: int) -> None:
         """After a sweep that others follow: what it has read may be replaced, if by nobody else."""

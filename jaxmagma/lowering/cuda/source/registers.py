@@ -166,9 +166,6 @@ class Registers:
         if value in self.values:
             return f"{self.type_of_fibre(1)}{{{{{self.values[value]}}}}}"
         name = self.named_fibre(value)
-        if wait := self.awaited.get(value.tile):
-            self.text(wait)
-            self.awaited = {x: other for x, other in self.awaited.items() if other != wait}
         if self.quad and self.places.from_shared(value.tile):
             self.loaded.add(value.tile)
         self.text(f"const auto {name} = {self.loaded_fibre(value)};", shape_of((value.length,)))

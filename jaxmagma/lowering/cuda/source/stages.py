@@ -51,7 +51,7 @@ def print_stages(
             ):
                 tiles.print_send(stage.loads[0].tile)
             elif isinstance(stage, Sweep):
-                print_sweep(text, matrices, places, streams, stage, barriers, preloads)
+                print_sweep(text, matrices, places, streams, stage, preloads)
             elif isinstance(stage, Gemm):
                 print_gemm(text, places, stage)
             elif isinstance(stage, Accumulation):

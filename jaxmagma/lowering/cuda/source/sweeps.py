@@ -60,12 +60,9 @@ def print_sweep(
     places: Places,
     streams: Streams,
     sweep: Sweep,
-    barriers: Barriers,
     preloads: Preloads,
 ) -> None:
     block, registers = places.block, Registers(text, places, sweep)
-    later = barriers.later(places.position)
-    registers.awaited = {tile: barriers.wait(operand) for tile, operand in later.items()}
     preloads.named(registers)
     streams.print_begin(places.position)
     with registers.each_fibre():
