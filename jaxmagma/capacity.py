@@ -1,5 +1,6 @@
 """What a kernel holds: tiles that stay on a chip, and known arrays that become part of it."""
 
+import math
 from typing import Any
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmagma.plan import Plan, Product, Rearrange
+from jaxmagma.program import Contract, ElementProgram
 
 
 # An operation on tiles with more values than this does not stay on any chip.
@@ -30,6 +32,24 @@ def too_large(planned: Plan) -> str | None:
     if most > LARGEST_TILES:
         return f"one operation of an element has {most} values, too many to stay on chip"
     return None
+
+
+def surely_fits(program: ElementProgram) -> bool:
+    """Whether its contractions, each planned alone, have no tiles that are too large in any order.
+
+    Of most programs that is seen without planning: a contraction of two tiles has none but these
+    and its result, and those of a longer one have no more values than there are places of all of
+    its labels. Three tiles are there at once.
+    """
+    first = len(program.inputs)
+    for number, operation in enumerate(program.operations, start=first):
+        if isinstance(operation, Contract):
+            largest = max(math.prod(program.tiles[x]) for x in (number, *operation.operands))
+            if len(operation.terms) > 2:
+                largest = max(largest, math.prod(operation.extents.values()))
+            if 3 * largest > LARGEST_TILES:
+                return False
+    return True
 
 
 def traced_once() -> bool:

@@ -18,7 +18,13 @@ import opt_einsum
 
 from jaxmagma import primitive
 from jaxmagma.builder import Builder
-from jaxmagma.capacity import LARGEST_TILES, can_be_constant, too_large, traced_once
+from jaxmagma.capacity import (
+    LARGEST_TILES,
+    can_be_constant,
+    surely_fits,
+    too_large,
+    traced_once,
+)
 from jaxmagma.fallback import PlainCall, tell
 from jaxmagma.plan import contraction_order, plan
 from jaxmagma.program import Constant, ElementProgram, Input, Output
@@ -404,7 +410,7 @@ def _program(
 
 def _no_gain(program: ElementProgram, extents: Sequence[int]) -> str | None:
     """Why a program is not worth a kernel on any platform, if it is not."""
-    reason = too_large(plan(program))
+    reason = None if surely_fits(program) else too_large(plan(program))
     if reason:
         return reason
     largest = max((math.prod(x.tile) for x in program.inputs if x.shared), default=0)

@@ -16,7 +16,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
 
 from jaxmagma import primitive
 from jaxmagma.builder import Builder
-from jaxmagma.capacity import can_be_constant, too_large, traced_once
+from jaxmagma.capacity import can_be_constant, surely_fits, too_large, traced_once
 from jaxmagma.fallback import PlainCall, tell
 from jaxmagma.jaxpr import (
     Reader,
@@ -207,10 +207,11 @@ class _Segment:
             return []
         values = list(dict.fromkeys(x.value for x in results))
         built = self.reader.builder.build([Output(x, ()) for x in values])
-        # What fits one contraction after the other, which is soon found, is not too large.
-        reason = too_large(one_by_one(built.program)) and too_large(plan(built.program))
-        if reason:
-            raise TooLarge(reason)
+        if not surely_fits(built.program):
+            # What fits one contraction after the other, which is soon found, is not too large.
+            reason = too_large(one_by_one(built.program)) and too_large(plan(built.program))
+            if reason:
+                raise TooLarge(reason)
         arguments = [self.arguments[n] for n in built.inputs if n in self.arguments]
         found = dict(zip(values, primitive.apply(built.program, *arguments), strict=True))
         return [found[x.value] for x in results]
