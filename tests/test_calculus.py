@@ -146,6 +146,23 @@ def test_jvp_of_a_tangent_is_the_second_derivative(getkey: GetKey) -> None:
     assert_jvp_is_right(tangent, [True] * len(tangent.arguments), getkey)
 
 
+@pytest.mark.parametrize("active", [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("function", calculus.KNOWN_JVPS)
+def test_known_tangents_are_those_of_jax(function: str, active: tuple[bool, ...]) -> None:
+    """The same operations in the same order: programs are known by their structure."""
+
+    def emit(*operation: Any) -> tuple[Any, ...]:
+        return operation
+
+    operands = ["x", "y", *(f"d{x}" for x, on in zip("xy", active, strict=True) if on)]
+    rules = (
+        calculus.scalar_jvp(function, active, F64),
+        calculus.scalar_jvp_of_jax(function, active, F64),
+    )
+    ours, theirs = (rule(emit, operands, lambda x: x) for rule in rules)
+    assert ours == theirs
+
+
 def test_jvp_leaves_out_what_has_no_tangent() -> None:
     """Of two outputs of ``a b``, ``a b + c`` and ``a`` only one depends on ``c``."""
     derived = calculus.jvp(two_outputs(), [False, False, True])
