@@ -22,7 +22,7 @@ from jax.interpreters import ad, batching, mlir, xla
 from jaxmagma import assembly, calculus, partition, reference
 from jaxmagma.lowering import lower
 from jaxmagma.lowering.division import divide
-from jaxmagma.lowering.kernel import Declined
+from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.lowering.parts import ARGUMENT, Division
 from jaxmagma.program import Constant, ElementProgram
 
@@ -58,14 +58,15 @@ kernel_p.multiple_results = True
 
 @functools.lru_cache(maxsize=4096)
 def _abstract(program: ElementProgram, avals: tuple[Any, ...], mesh: Any) -> list[Any]:
-    if mesh.empty:  # they are nothing but shapes, which are known sooner
-        shapes = program.output_shapes(program.batch_extents([x.shape for x in avals]))
-        return [jax.core.ShapedArray(shape, program.dtype) for shape in shapes]
     return list(jax.make_jaxpr(functools.partial(reference.evaluate, program))(*avals).out_avals)
 
 
 def _abstract_eval(*avals: Any, program: ElementProgram) -> list[Any]:
-    return _abstract(program, avals, jax.sharding.get_abstract_mesh())
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:  # they are nothing but shapes, which are known sooner
+        shapes = program.output_shapes(program.batch_extents(_shapes(avals)))
+        return [jax.core.ShapedArray(shape, program.dtype) for shape in shapes]
+    return _abstract(program, avals, mesh)
 
 
 program_p.def_abstract_eval(_abstract_eval)
@@ -144,11 +145,13 @@ def _apply_derived(
     for parts, shape in zip(derived.results, shapes, strict=True):
         total = None
         for part in parts:
-            value = jnp.expand_dims(values[part.position], derived.lost[part.position])
+            value, lost = values[part.position], derived.lost[part.position]
+            if lost:
+                value = jnp.expand_dims(value, lost)
             if part.times:
                 value = value * math.prod(extents[axis] for axis in part.times)
             if part.scattered is None:
-                value = jnp.broadcast_to(value, shape)
+                value = value if value.shape == shape else jnp.broadcast_to(value, shape)
             else:
                 value = assemble(value, part.scattered.places, part.scattered.axes, shape)
             total = value if total is None else total + value
@@ -308,7 +311,8 @@ _partitioned_kernel = partition.partitioned(_kernel)
 def _lower_program(platform: str) -> Callable[..., Any]:
     def rule(ctx: mlir.LoweringRuleContext, *operands: Any, program: ElementProgram) -> Any:
         extents = program.batch_extents(_shapes(ctx.avals_in))
-        if isinstance(lower(program, extents, platform), Declined):
+        kernel = lower(program, extents, platform)
+        if isinstance(kernel, Declined):
             division = divide(program, extents, platform)
             if division is None:
                 return _plain(ctx, *operands, program=program)
@@ -317,12 +321,19 @@ def _lower_program(platform: str) -> Callable[..., Any]:
         if partition.needs_partitioning(ctx):
             function = functools.partial(_partitioned_kernel, program)
             return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
-        return _lower_kernel(platform)(ctx, *operands, program=program)
+        return _call(kernel, ctx, operands)
 
     return rule
 
 
-@functools.cache
+def _call(kernel: Kernel, ctx: mlir.LoweringRuleContext, operands: Sequence[Any]) -> Any:
+    """The results of a kernel on one device."""
+    scratch = [jax.core.ShapedArray(shape, dtype) for shape, dtype in kernel.workspace]
+    call = jax.ffi.ffi_lowering(kernel.target)
+    with_scratch = ctx.replace(avals_out=[*ctx.avals_out, *scratch])
+    return call(with_scratch, *operands, **kernel.attributes)[: len(ctx.avals_out)]
+
+
 def _lower_kernel(platform: str) -> Callable[..., Any]:
     def rule(ctx: mlir.LoweringRuleContext, *operands: Any, program: ElementProgram) -> Any:
         extents = program.batch_extents(_shapes(ctx.avals_in))
@@ -331,10 +342,7 @@ def _lower_kernel(platform: str) -> Callable[..., Any]:
             # The whole batch gained from a kernel, but this device's share is too small for one.
             function = functools.partial(reference.evaluate, program)
             return partition.lower_without_mesh(function, multiple_results=True)(ctx, *operands)
-        scratch = [jax.core.ShapedArray(shape, dtype) for shape, dtype in kernel.workspace]
-        call = jax.ffi.ffi_lowering(kernel.target)
-        with_scratch = ctx.replace(avals_out=[*ctx.avals_out, *scratch])
-        return call(with_scratch, *operands, **kernel.attributes)[: len(ctx.avals_out)]
+        return _call(kernel, ctx, operands)
 
     return rule
 
