@@ -87,13 +87,20 @@ def key(program: ElementProgram, *, constant: bool = False) -> str:
     A new field of a program or of an operation changes all names: what is known by the old ones is
     not found any more.
     """
-    text = json.dumps(_structure(_of_any_length(program), constant), separators=(",", ":"))
+    text = json.dumps(
+        _of_any_length(program),
+        separators=(",", ":"),
+        check_circular=False,
+        default=functools.partial(_structure, constant=constant),
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
 def _of_any_length(program: ElementProgram) -> ElementProgram:
     """The program without the lengths of the vectors it gathers from: as long as they like."""
     vectors = {x.vector for x in program.operations if isinstance(x, Gather)}
+    if not vectors:
+        return program
     inputs = (
         dataclasses.replace(x, tile=(0, *x.tile[1:])) if n in vectors else x
         for n, x in enumerate(program.inputs)
@@ -102,23 +109,17 @@ def _of_any_length(program: ElementProgram) -> ElementProgram:
 
 
 def _structure(x: Any, constant: bool) -> Any:
-    if x is None or isinstance(x, (bool, int, float, str)):
-        return x
+    """What stands in a name for what is no number, string or tuple."""
     if isinstance(x, Constant):
         return ["constant", x.array.dtype.name, list(x.array.shape)]
     if isinstance(x, Gather):
         # Its places are those of all elements, and no part of what one element does.
         x = dataclasses.replace(x, places=Constant(np.zeros(0, np.int32)))
     if dataclasses.is_dataclass(x):
-        fields = {
-            field.name: _structure(getattr(x, field.name), constant)
-            for field in dataclasses.fields(x)
-        }
+        fields = {field.name: getattr(x, field.name) for field in dataclasses.fields(x)}
         if constant and isinstance(x, Input) and x.shared:
             fields["constant"] = ["constant", x.dtype.name, list(x.tile)]
         return [type(x).__name__, *fields.values()]
-    if isinstance(x, tuple):
-        return [_structure(item, constant) for item in x]
     return x.name if isinstance(x, np.dtype) else str(x)
 
 
