@@ -14,7 +14,8 @@ import functools
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from string import ascii_lowercase
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,12 +44,18 @@ Making = Generator[Part, Any, Any]
 
 def row_major(tile: Sequence[int]) -> tuple[int, ...]:
     """The strides of a tile in memory, in values."""
-    return tuple(math.prod(tile[n + 1 :]) for n in range(len(tile)))
+    strides, step = [], 1
+    for extent in reversed(tile):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
 
 
 def letters(count: int) -> str:
     """So many labels."""
-    return "".join(chr(ord("a") + n) if n < 26 else chr(0x370 + n) for n in range(count))
+    if count <= len(ascii_lowercase):
+        return ascii_lowercase[:count]
+    return ascii_lowercase + "".join(chr(0x370 + n) for n in range(len(ascii_lowercase), count))
 
 
 @dataclass(frozen=True)
@@ -65,8 +72,7 @@ class Built:
     lost: tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True)
-class _Known:
+class _Known(NamedTuple):
     """What is known of a value.
 
     ``stack`` is the axis and the tiles of one that is a stack; ``is_map`` says that it is a
@@ -480,16 +486,20 @@ class Builder:
 
     def _append(self, operation: Operation) -> int:
         key = _canonical(operation)
-        if key not in self._numbers:
+        number = self._numbers.get(key)
+        if number is None:
             operands = [self._known[x] for x in operation.operands]
-            batch = frozenset[int]().union(*(x.batch for x in operands))
+            batch, dtype = operands[0].batch, operands[0].dtype
+            for x in operands:
+                if x.batch != batch:
+                    batch |= x.batch
             is_map, stack = isinstance(operation, Map), None
             if isinstance(operation, Place):
                 is_map, stack = all(x.is_map for x in operands), self._stack(operation)
             self._values.append(operation)
-            self._known.append(_Known(batch, operands[0].dtype, is_map, stack))
-            self._numbers[key] = len(self._values) - 1
-        return self._numbers[key]
+            self._known.append(_Known(batch, dtype, is_map, stack))
+            number = self._numbers[key] = len(self._values) - 1
+        return number
 
     # ---- The program -----------------------------------------------------------------------------
 
@@ -507,9 +517,11 @@ class Builder:
         operations = [
             _renumbered(value, numbers) for n in done if not isinstance(value := values[n], Input)
         ]
+        if any(old != new for old, new in axes.items()):
+            inputs = [replace(x, batch=tuple(axes[a] for a in x.batch)) for x in inputs]
         program = ElementProgram(
             len(carried),
-            tuple(replace(x, batch=tuple(axes[a] for a in x.batch)) for x in inputs),
+            tuple(inputs),
             tuple(operations),
             tuple(
                 Output(numbers[out.value], tuple(axes[a] for a in out.batch if a in axes))
@@ -555,8 +567,12 @@ def contraction(terms: Terms, output: str, sizes: Mapping[str, int]) -> Contract
 
 def _renumbered(operation: Operation, numbers: Mapping[int, int]) -> Operation:
     if isinstance(operation, Contract | Map):
-        terms = tuple((numbers[value], labels) for value, labels in operation.terms)
-        return replace(operation, terms=terms)
+        terms = tuple([(numbers[value], labels) for value, labels in operation.terms])
+        if terms == operation.terms:
+            return operation
+        if isinstance(operation, Map):
+            return Map(operation.function, terms, operation.output, operation.sizes)
+        return Contract(terms, operation.output, operation.sizes)
     return moved(operation, numbers)
 
 
@@ -589,6 +605,12 @@ def _composed(
     view: View, offset: int, strides: tuple[int, ...], tile: tuple[int, ...]
 ) -> tuple[int, tuple[int, ...]] | None:
     """The view of a view as one of what that shows, if it is one."""
+    shown = [(x, stride) for x, stride in zip(view.tile, view.strides, strict=True) if x != 1]
+    whole = offset == 0 and strides == row_major(tile) and 0 not in tile
+    if whole and [x for x in tile if x != 1] == [x for x, _ in shown]:
+        # All of it, with other axes of one value.
+        steps = (stride for _, stride in shown)
+        return view.offset, tuple(0 if x == 1 else next(steps) for x in tile)
     flat = places(view.offset, view.strides, view.tile).reshape(-1)
     at = flat[places(offset, strides, tile)]
     first = int(at.flat[0]) if at.size else 0

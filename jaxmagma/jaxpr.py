@@ -105,6 +105,8 @@ _IGNORED = {"accuracy", "sharding", "out_sharding", "accumulation_dtype", "mul_i
 def pointwise(equation: JaxprEqn, emit: Emit, operands: Sequence[Any]) -> Any | None:
     """The result of a pointwise equation through ``emit``, or None if it is none."""
     name = equation.primitive.name
+    if name not in POINTWISE and name not in FUNCTIONS:
+        return None
     parameters = {k: v for k, v in equation.params.items() if k not in _IGNORED and v is not None}
     if name in POINTWISE:
         return POINTWISE[name](emit, *operands, **parameters)
@@ -230,7 +232,7 @@ class Reader:
     def value(self, read: Read) -> int:
         if isinstance(read, Tile):
             return read.value
-        return self.builder.constant(np.asarray(read).astype(self.dtype))
+        return self.builder.constant(np.asarray(read).astype(self.dtype, copy=False))
 
     def shape(self, read: Read) -> tuple[int, ...]:
         return self.builder.tile(read.value) if isinstance(read, Tile) else np.shape(read)
@@ -245,7 +247,9 @@ class Reader:
         if function == "add" and not isinstance(operands[0], Tile) and not np.any(operands[0]):
             return self.emit("sub", operands[1], operands[0])
         # Ranks are equal, but for scalars; an extent may be one where others are larger.
-        tile = np.broadcast_shapes(*(self.shape(x) for x in operands))
+        shapes = [self.shape(x) for x in operands]
+        alike = all(x == shapes[0] for x in shapes)
+        tile = shapes[0] if alike else np.broadcast_shapes(*shapes)
         labels = letters(len(tile))
         sizes = dict(zip(labels, tile, strict=True))
         terms = []
@@ -283,8 +287,10 @@ class Reader:
         return [x if isinstance(x, Tile) else np.asarray(x) for x in results]
 
     def check_dtypes(self, equation: JaxprEqn) -> None:
-        name = equation.primitive.name
-        for x in [*equation.invars, *equation.outvars]:
+        name, variables = equation.primitive.name, [*equation.invars, *equation.outvars]
+        if self.dtype.kind not in "iu" and all(aval(x).dtype == self.dtype for x in variables):
+            return
+        for x in variables:
             if is_extended(aval(x).dtype):
                 raise Unsupported(f"{name} computes with {aval(x).dtype}")
             dtype = np.dtype(aval(x).dtype)
@@ -373,8 +379,8 @@ def _dot_general(reader: Reader, equation: JaxprEqn, left: Read, right: Read) ->
             if axis not in right_batch and extent <= _LARGEST_COMPONENT:
                 right = reader.components(right, axis)
     left_shape, right_shape = reader.shape(left), reader.shape(right)
-    names = iter(letters(len(left_shape) + len(right_shape)))
-    left_labels = "".join(next(names) for _ in left_shape)
+    labels = letters(len(left_shape) + len(right_shape))
+    left_labels, names = labels[: len(left_shape)], iter(labels[len(left_shape) :])
     shared = dict(zip((*right_summed, *right_batch), (*left_summed, *left_batch), strict=True))
     right_labels = "".join(
         left_labels[shared[axis]] if axis in shared else next(names)

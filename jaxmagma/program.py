@@ -236,7 +236,7 @@ class ElementProgram:
         if carried != set(range(self.batch_rank)):
             raise ValueError(f"batch axes {sorted(carried)} are not 0..{self.batch_rank - 1}")
         for number, operation in enumerate(self.operations, start=len(self.inputs)):
-            if any(value >= number for value in operation.operands):
+            if max(operation.operands, default=-1) >= number:
                 raise ValueError(f"operation {number} uses a later value: {operation}")
 
     @cached_property

@@ -7,7 +7,7 @@ program ends: its results are computed, plain JAX evaluates the equation, and a 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -142,8 +142,7 @@ def _apart(operands: Sequence[Operand]) -> Any:
 # ---- Segments ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Line:
+class _Line(NamedTuple):
     """An equation of a jaxpr whose calls are inlined: numbers of variables, or known values."""
 
     equation: JaxprEqn
@@ -248,6 +247,7 @@ def _run_in_segments(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[j
     last_use.update((x, len(lines)) for x in results if _is_variable(x))
     # What is known of each variable: a tile of the segment, an array, a known array, or Gathered.
     values: dict[_Variable, Any] = dict(zip(parameters, operands, strict=True))
+    unknown = (Tile, Gathered, jax.Array)
     segment = _Segment(Reader(Builder(0), dtype))
     baked = traced_once()
 
@@ -261,6 +261,8 @@ def _run_in_segments(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[j
 
     def read(x: Any) -> Any:
         """An operand as the reader wants it."""
+        if isinstance(x, Tile):
+            return x
         if isinstance(x, Gathered):
             return segment.gather(x)
         return segment.input(x) if isinstance(x, jax.Array) else x
@@ -280,7 +282,7 @@ def _run_in_segments(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[j
 
     for number, line in enumerate(lines):
         found = [value(x) for x in line.operands]
-        if not any(isinstance(x, Tile | Gathered | jax.Array) for x in found):
+        if not any(isinstance(x, unknown) for x in found):
             made: Sequence[Any] = evaluated(line.equation, found)
         else:
             try:

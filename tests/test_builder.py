@@ -184,6 +184,15 @@ def test_a_view_of_everything_is_nothing() -> None:
     assert t.builder.view(t.numbers[0], 0, (3, 1), (4, 3)) == t.numbers[0]
 
 
+@pytest.mark.parametrize("tile", [(1, 4, 2), (4, 1, 2, 1), (4, 2)])
+def test_axes_of_one_value_of_a_view_may_be_anywhere(tile: tuple[int, ...]) -> None:
+    t = Tiles((4, 3, 2))
+    part = t.builder.index(t.numbers[0], 1, 2)
+    value = t.builder.reshape(t.builder.reshape(part, (4, 1, 2)), tile)
+    assert t.kinds(value) == ["View"]
+    t.assert_is(value, t.arrays[0][:, :, 2].reshape(ELEMENTS, *tile))
+
+
 def test_a_view_that_no_strides_describe_stays_two() -> None:
     """Every other value of a reversed half, flattened across its rows."""
     t = Tiles((4, 3))
