@@ -1,8 +1,9 @@
-"""Operands of the next elements, which come to registers while a block adds up these.
+"""Operands of the next elements, which come to registers during the last work on these.
 
-Sums of products keep few registers besides those of the sums, and what the next elements begin
-with is long on its way. So the first sweeps, if each thread has fibres in them once at most, find
-theirs loaded: ``next7`` is a fibre of tile 7 of the elements to come.
+What a block begins with is long on its way. Sums of products keep few registers besides those of
+the sums, and a last sweep often has some left, too. So where a block works through elements, its
+first sweeps, if each thread has fibres in them once at most, find theirs loaded: ``next7`` is a
+fibre of tile 7 of the elements to come.
 """
 
 import math
@@ -24,9 +25,12 @@ class Preloads:
         self.block = block
         self.tiles = tiles
         self.values = _find(block)
-        works = (not isinstance(x, Accumulation) and not block.copies(x) for x in block.stages)
-        # The stage before which they are asked for: the first of the sums at the end.
-        self.position = max((n + 1 for n, work in enumerate(works) if work), default=0)
+        sums = [isinstance(x, Accumulation) or block.copies(x) for x in block.stages]
+        ended = max((n + 1 for n, is_sum in enumerate(sums) if not is_sum), default=0)
+        # The stage before which they are asked for: the first of the sums at the end, or the last
+        # sweep.
+        last = ended if block.accumulations else ended - 1
+        self.position = max(last, *(n + 1 for n in self.values), 0)
 
     def named(self, registers: Registers) -> None:
         """Tells a sweep which fibres are there already."""
@@ -72,7 +76,7 @@ class Preloads:
 def _find(block: Block) -> dict[int, list[Value]]:
     """The fibres that come so, by the positions of their sweeps."""
     found: dict[int, list[Value]] = {}
-    wanted = block.parameters.preload if block.accumulations else None
+    wanted = block.parameters.preload if block.loops else None
     for position, sweep in enumerate(block.stages):
         if not isinstance(sweep, Sweep) or not _is_done_once(block, sweep):
             continue
