@@ -14,7 +14,7 @@ from jaxmagma.lowering.cuda.source.places import Places
 from jaxmagma.lowering.cuda.source.registers import Registers
 from jaxmagma.lowering.cuda.source.text import Text, shape_of
 from jaxmagma.lowering.cuda.source.tiles import Tiles
-from jaxmagma.lowering.cuda.sweeps import Accumulation, Sweep, Value
+from jaxmagma.lowering.cuda.sweeps import Accumulation, Sweep, Value, follows
 
 
 class Preloads:
@@ -31,6 +31,8 @@ class Preloads:
         # sweep.
         last = ended if block.accumulations else ended - 1
         self.position = max(last, *(n + 1 for n in self.values), 0)
+        while follows(block.stages, self.position):
+            self.position += 1
 
     def named(self, registers: Registers) -> None:
         """Tells a sweep which fibres are there already."""
