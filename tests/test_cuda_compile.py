@@ -730,28 +730,6 @@ def test_operands_come_while_elements_before_are_summed(
         emulate(program, (elements,), emulated, **options)
 
 
-@pytest.mark.parametrize("sweeps", [1, 2])
-@pytest.mark.parametrize(
-    ("program", "options"),
-    [
-        (mass(4), {"quads": False, "slices": 3}),
-        (chain(12), {"quads": True, "turn": True, "slices": 2, "elements": 1, "threads": 32}),
-        (chain(5), {"quads": False, "slices": 4, "fetch": 0}),
-    ],
-    ids=["threads", "plane", "several elements"],
-)
-def test_operands_come_during_the_last_sweep_before(
-    program: ElementProgram, options: dict[str, Any], sweeps: int, emulated: Path
-) -> None:
-    source = lowered(program, **options, preload=sweeps).source
-    loop = source[source.index("for (long long first") :]
-    assert len(re.findall(r"next\d+ = load", loop)) == sweeps
-    for elements in (1, 7, 40):
-        emulate(program, (elements,), emulated, **options, preload=sweeps)
-    once = lowered(program, **{**options, "slices": 1}, preload=sweeps).source
-    assert not re.search(r"next\d", once)
-
-
 @pytest.mark.parametrize("n", [25, 26])
 def test_wide_sums_are_shared_by_warps(n: int, emulated: Path) -> None:
     """Columns of a sum that one warp has no registers for are divided."""

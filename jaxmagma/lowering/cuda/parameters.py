@@ -34,7 +34,7 @@ class Parameters:
     fibres: int | None = None  # of a thread, or of four lanes, at a time
     near_bytes: int | None = None  # of matrices in the constant bank; others in shared memory
     early: bool | None = None  # fibres are loaded before the first one is stored
-    preload: int | None = None  # sweeps whose operands come during the last work before
+    preload: int | None = None  # sweeps whose operands come while elements before are summed
     keep: bool | None = None  # operands of sums stay in shared memory, where sweeps have read them
     hold: bool | None = None  # matrices stay in registers from one product to the next
     tails: bool | None = None  # of them, threads multiply with a last row or column that is alone

@@ -1,9 +1,8 @@
-"""Operands of the next elements, which come to registers during the last work on these.
+"""Operands of the next elements, which come to registers while a block adds up these.
 
-What a block begins with is long on its way. Sums of products keep few registers besides those of
-the sums, and a last sweep often has some left, too. So where a block works through elements, its
-first sweeps, if each thread has fibres in them once at most, find theirs loaded: ``next7`` is a
-fibre of tile 7 of the elements to come.
+Sums of products keep few registers besides those of the sums, and what the next elements begin
+with is long on its way. So the first sweeps, if each thread has fibres in them once at most, find
+theirs loaded: ``next7`` is a fibre of tile 7 of the elements to come.
 """
 
 import math
@@ -14,7 +13,7 @@ from jaxmagma.lowering.cuda.source.places import Places
 from jaxmagma.lowering.cuda.source.registers import Registers
 from jaxmagma.lowering.cuda.source.text import Text, shape_of
 from jaxmagma.lowering.cuda.source.tiles import Tiles
-from jaxmagma.lowering.cuda.sweeps import Accumulation, Sweep, Value, follows
+from jaxmagma.lowering.cuda.sweeps import Accumulation, Sweep, Value
 
 
 class Preloads:
@@ -25,14 +24,14 @@ class Preloads:
         self.block = block
         self.tiles = tiles
         self.values = _find(block)
-        sums = [isinstance(x, Accumulation) or block.copies(x) for x in block.stages]
-        ended = max((n + 1 for n, is_sum in enumerate(sums) if not is_sum), default=0)
-        # The stage before which they are asked for: the first of the sums at the end, or the last
-        # sweep.
-        last = ended if block.accumulations else ended - 1
-        self.position = max(last, *(n + 1 for n in self.values), 0)
-        while follows(block.stages, self.position):
-            self.position += 1
+        # The stage before which they are asked for: the first of the sums at the end.
+        self.position = max((n + 1 for n in range(len(block.stages)) if self._works(n)), default=0)
+
+    def _works(self, position: int) -> bool:
+        """Whether a stage needs registers for more than sums and copies, or what comes so."""
+        stage = self.block.stages[position]
+        adds = isinstance(stage, Accumulation) or self.block.copies(stage)
+        return position in self.values or not adds
 
     def named(self, registers: Registers) -> None:
         """Tells a sweep which fibres are there already."""
@@ -78,7 +77,7 @@ class Preloads:
 def _find(block: Block) -> dict[int, list[Value]]:
     """The fibres that come so, by the positions of their sweeps."""
     found: dict[int, list[Value]] = {}
-    wanted = block.parameters.preload if block.loops else None
+    wanted = block.parameters.preload if block.accumulations else None
     for position, sweep in enumerate(block.stages):
         if not isinstance(sweep, Sweep) or not _is_done_once(block, sweep):
             continue
