@@ -1,3 +1,3 @@
-#include "bgemm_kernels.h"
+#include "bgemm_table.h"
 
 template const jaxmagma::Bgemm& jaxmagma::GetBgemm<jaxmagma::Complex<double>>(int size);

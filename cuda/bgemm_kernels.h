@@ -1,4 +1,4 @@
-// The kernels behind bgemm.h, to be instantiated for one type in each compilation unit.
+// The kernels behind bgemm.h; for some sizes there is another one, see bgemm_bulk.h.
 //
 // A block multiplies a chunk of elements that follow each other. They come to shared memory and
 // leave it in groups of 16 bytes, as memory is fastest for every size of matrix; transposition is a
@@ -101,12 +101,10 @@ constexpr BgemmChoice choose_bgemm(int n) {
       if (n == 4) return {2, 2};
       if (is_complex<T>) {
         if (n == 17) return {9, 3};
-        if (n == 19 || n == 29) return {6, 5};
+        if (n == 19) return {6, 5};
         if (n == 20) return {4, 4};
-        if (n == 21 || n == 25) return {7, 5};
+        if (n == 21) return {7, 5};
         if (n == 22) return {4, 6};
-        if (n == 26 || n == 28) return {4, 10};
-        if (n == 27) return {6, 9};
       }
       if (n % 16 == 0) return {4, 4};
       return n <= 24 ? BgemmChoice{6, 4} : BgemmChoice{8, 4};
@@ -408,20 +406,6 @@ __global__ void __launch_bounds__(KernelShape<T, N>::threads, N == 1 ? 1 : 0)
       c[n] = left[Shape::at(n / group) + n % group];
     }
   }
-}
-
-template <class T, int... SIZES>
-const Bgemm& BgemmOf(int size, std::integer_sequence<int, SIZES...>) {
-  static const Bgemm table[] = {{reinterpret_cast<const void*>(&BgemmKernel<T, SIZES + 1>),
-                                 KernelShape<T, SIZES + 1>::threads,
-                                 KernelShape<T, SIZES + 1>::elements,
-                                 KernelShape<T, SIZES + 1>::bytes}...};
-  return table[size - 1];
-}
-
-template <class T>
-const Bgemm& GetBgemm(int size) {
-  return BgemmOf<T>(size, std::make_integer_sequence<int, kMostBgemm>());
 }
 
 }  // namespace jaxmagma
