@@ -61,7 +61,7 @@ sanitized() {
   [[ -z $bad ]]
 }
 
-# What the printer calls its kernels, and the template of cuda/bgemm_kernels.h.
+# What the printer calls its kernels, and the templates of cuda/bgemm_*.h.
 ours=(--kernel-name kernel_name=kernel --kernel-name kernel_name=finish
   --kernel-name kernel_substring=BgemmKernel)
 

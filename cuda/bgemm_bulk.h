@@ -115,7 +115,7 @@ struct BulkChoice {
 };
 
 // The fastest of up to 20 for each size on an H200 (benchmarks/results/bgemm-h200.txt). Neighbours
-// read the same values, which are served once. No elements: no such kernel was faster.
+// read the same values, which are served once. No elements: none was faster, or none was tried.
 template <class T>
 constexpr BulkChoice choose_bulk(int n) {
   constexpr bool dealt = true, quads = true, direct = true, bulk = true;
