@@ -929,21 +929,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "kernels"
 
 
-def test_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = pytest.importorskip("jaxmagma._cuda")
-    monkeypatch.setenv("JAXMAGMA_CACHE_DIR", "/some/where")
-    assert cuda.cache_folder() == "/some/where"
-    for off in ("", "off"):
-        monkeypatch.setenv("JAXMAGMA_CACHE_DIR", off)
-        assert cuda.cache_folder() == ""
-    monkeypatch.delenv("JAXMAGMA_CACHE_DIR")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/base")
-    assert cuda.cache_folder() == "/base/jaxmagma"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/home/someone")
-    assert cuda.cache_folder() == "/home/someone/.cache/jaxmagma"
-
-
 @pytest.mark.nvrtc
 def test_cache_keeps_machine_code(cache: Path) -> None:
     cuda = native()
@@ -952,9 +937,9 @@ def test_cache_keeps_machine_code(cache: Path) -> None:
     (file,) = cache.iterdir()
     assert file.name == cuda.cache_key(source, "sm_90") + ".cubin"
     assert file.read_bytes().endswith(code)
-    before = file.stat().st_mtime_ns
+    before = file.stat()
     assert cuda.specialise(source, "sm_90") == code
-    assert file.stat().st_mtime_ns == before
+    assert file.stat().st_ino == before.st_ino
     cuda.specialise(source, "sm_80")
     cuda.specialise(source + "\n", "sm_90")
     assert len(list(cache.iterdir())) == 3

@@ -8,8 +8,10 @@ import pytest
 
 from jaxmagma import choices, lowering
 from jaxmagma.choices import MODEL, Choice
-from jaxmagma.lowering import cache
+from jaxmagma.lowering import kept
+from jaxmagma.lowering.cuda import ANY_GPU
 from jaxmagma.lowering.kernel import Declined, Kernel
+from jaxmagma.lowering.target import Target
 from jaxmagma.program import Constant, ElementProgram
 from tests.cuda_programs import chain, mass, mass_gradient_b, product
 
@@ -82,10 +84,10 @@ def test_names_say_all_that_a_kernel_is_made_of(
 ) -> None:
     usual = mass(2)
 
-    def name(program: ElementProgram = usual, choice: Choice = MODEL) -> str:
-        file = cache.file_of(program, EXTENTS, "cuda", choice)
-        assert file is not None
-        return file.name
+    def name(
+        program: ElementProgram = usual, choice: Choice = MODEL, target: Target = ANY_GPU
+    ) -> str:
+        return kept.name_of(program, EXTENTS, target, choice)
 
     others = (
         replace(x, constant=Constant(x.constant.array + 1)) if x.constant else x
@@ -94,13 +96,9 @@ def test_names_say_all_that_a_kernel_is_made_of(
     other_values = replace(usual, inputs=tuple(others))
     other_choice = Choice.of({"threads": 64}, "test")
     names = {name(), name(mass(3)), name(other_values), name(choice=other_choice)}
-    for variable, value in ("JAXMAGMA_EVEN_ODD", "off"), ("JAXMAGMA_EVEN_ODD", "on"):
-        monkeypatch.setenv(variable, value)
-        names.add(name())
-    monkeypatch.delenv("JAXMAGMA_EVEN_ODD")
-    monkeypatch.setattr(choices, "architecture", lambda platform: "sm_90")
-    names.add(name())
-    monkeypatch.setattr(cache, "_sources", lambda: "another release")
+    targets = (Target("cuda", even_odd=x) for x in (False, True))
+    names.update(name(target=x) for x in (*targets, Target("cuda", "sm_90")))
+    monkeypatch.setattr(kept, "_sources", lambda: "another release")
     names.add(name())
     assert len(names) == 8
 
@@ -108,7 +106,7 @@ def test_names_say_all_that_a_kernel_is_made_of(
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "not ours", "not text"])
 def test_damaged_kernels_are_made_again(folder: Path, damage: str) -> None:
     made = lowered(chain(3))
-    (file,) = folder.iterdir()
+    (file,) = folder.glob("*.kernel")
     whole = file.read_bytes()
     middle = len(whole) // 2
     file.write_bytes(

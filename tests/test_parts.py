@@ -74,10 +74,9 @@ def little_room(monkeypatch: pytest.MonkeyPatch, cuda_lowering: None) -> Iterato
     monkeypatch.setenv("JAXMAGMA_CACHE_DIR", "off")
 
     def limit(nbytes: int) -> None:
-        def choose(plan: Any, given: Any) -> Any:
-            return model.choose(plan, replace(given, shared_bytes=nbytes))
+        def choose(plan: Any, given: Any, limits: Any) -> Any:
+            return model.choose(plan, given, replace(limits, shared_of_block=nbytes))
 
-        monkeypatch.setattr(model, "most_shared", lambda block: nbytes)
         monkeypatch.setattr(cuda, "choose", choose)
         forget()
 
