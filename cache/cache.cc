@@ -25,11 +25,14 @@ constexpr std::string_view kMagic = "jaxmagma 2\n";
 constexpr size_t kDigits = 64;  // of a SHA-256
 constexpr size_t kHeader = kMagic.size() + kDigits + 1;
 constexpr std::string_view kChoice = ".choice";
+constexpr std::string_view kDraft = ".tmp";
 constexpr uint64_t kDefaultBytes = uint64_t{1} << 30;
 // A file's time says when it was last read, to so many seconds: most reads write nothing.
 constexpr time_t kReadSeconds = 3600;
 
-std::string Why(int error) { return std::generic_category().message(error); }
+std::string Why(int error) {
+  return std::generic_category().message(error);
+}
 
 class Descriptor {
  public:
@@ -109,6 +112,10 @@ bool IsEntry(std::string_view name) {
          name.find('/') == std::string_view::npos;
 }
 
+bool EndsWith(std::string_view name, std::string_view suffix) {
+  return name.size() >= suffix.size() && name.substr(name.size() - suffix.size()) == suffix;
+}
+
 bool IsChoice(std::string_view name) {
   return IsEntry(name) && name.substr(kDigits) == kChoice;
 }
@@ -121,7 +128,8 @@ struct File {
   timespec read;
 };
 
-// All entries but choices; drafts that were left behind are among them.
+// All entries but choices. Drafts that were left behind are among them, and others are not: their
+// writers are about to rename them.
 std::vector<File> Files(const Descriptor& folder) {
   std::vector<File> files;
   const int again = openat(*folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -137,6 +145,7 @@ std::vector<File> Files(const Descriptor& folder) {
         fstatat(*folder, entry->d_name, &status, AT_SYMLINK_NOFOLLOW) != 0) {
       continue;
     }
+    if (EndsWith(name, kDraft) && time(nullptr) - status.st_mtime < kReadSeconds) continue;
     files.push_back({std::string(name), static_cast<uint64_t>(status.st_size), status.st_mtim});
   }
   closedir(directory);
@@ -186,7 +195,7 @@ std::string DraftName(const std::string& name) {
   std::replace(clean.begin(), clean.end(), '/', '-');
   std::random_device random;
   return name + "." + clean + "-" + std::to_string(getpid()) + "-" + std::to_string(random()) +
-         std::to_string(random()) + ".tmp";
+         std::to_string(random()) + std::string(kDraft);
 }
 
 bool WriteAll(const Descriptor& file, std::string_view bytes) {
@@ -264,8 +273,8 @@ std::string CacheWrite(const std::string& name, std::string_view content) {
 
   const std::string draft = DraftName(name);
   {
-    const Descriptor file(openat(*folder, draft.c_str(),
-                                 O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+    const Descriptor file(
+        openat(*folder, draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
     if (!file) return Why(errno);
     const std::string header = std::string(kMagic) + Sha256(content) + '\n';
     if (!WriteAll(file, header) || !WriteAll(file, content)) {

@@ -1,8 +1,8 @@
 // What is kept on disk for processes to come: kernels as source and as machine code, and choices.
 //
 // One file is one entry, named by 64 hexadecimal digits and a kind, "<digits>.cubin": a hash of all
-// that the content was made of. It is the line kMagic, the content's SHA-256 in a line, the content.
-// One that is damaged, or of another format, counts as missing.
+// that the content was made of. It is the line kMagic, the content's SHA-256 in a line, the
+// content. One that is damaged, or of another format, counts as missing.
 //
 // The folder is this user's alone, or is not used. Processes of several hosts may share it: a file
 // appears whole, by renaming, and none is ever changed. Those that nobody has read for longest go

@@ -22,9 +22,17 @@ R = TypeVar("R")
 
 
 class _Memory(dict[Any, Any]):
-    """Results by function and further arguments, the oldest first."""
+    """Results by function and further arguments, the oldest first.
 
-    __slots__ = ("__weakref__",)
+    All equal programs have it, and it has the first of them: while one of them lives, that one is
+    the key under which others find it.
+    """
+
+    __slots__ = ("__weakref__", "program")
+
+    def __init__(self, program: ElementProgram) -> None:
+        super().__init__()
+        self.program = program
 
 
 _memories: weakref.WeakKeyDictionary[ElementProgram, weakref.ref[_Memory]]
@@ -39,9 +47,7 @@ def _memory(program: ElementProgram) -> _Memory:
             known = _memories.get(program)
             found = None if known is None else known()
             if found is None:
-                found = _Memory()
-                # If there is an equal program that remembers nothing, its entry would go with it.
-                _memories.pop(program, None)
+                found = _Memory(program)
                 _memories[program] = weakref.ref(found)
         program.__dict__["_memory"] = found
     return found

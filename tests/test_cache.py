@@ -28,6 +28,7 @@ def another_process(code: str) -> "subprocess.Popen[bytes]":
         "from importlib.util import module_from_spec, spec_from_loader\n"
         f"spec = spec_from_loader('_cache', Loader('_cache', {_cache.__file__!r}))\n"
         "cache = module_from_spec(spec)\n"
+        "spec.loader.exec_module(cache)\n"
     )
     return subprocess.Popen([sys.executable, "-P", "-c", load + code])
 

@@ -361,7 +361,10 @@ def test_a_hydrodynamic_force(cuda_lowering: None) -> None:
 
 
 @pytest.mark.parametrize("name, most", [("bk1-grad-all/p14", 2), ("bk3-grad-all/p13", 4)])
-def test_gradients_of_all_operands(name: str, most: int, cuda_lowering: None) -> None:
+def test_gradients_of_all_operands(
+    name: str, most: int, cuda_lowering: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choices, "architecture", lambda platform: "sm_90")
     (case,) = cases.build(["gradients"], 1e6, f"^{name}$")
     program = programs_of(case.functions()["jm"], case.shapes)[-1]
     found = divided(program)
