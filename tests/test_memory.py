@@ -125,12 +125,12 @@ def test_a_program_remembers_so_much() -> None:
 
 
 def test_an_error_is_not_remembered() -> None:
-    answers = [ValueError("once"), "found"]
+    answers: list[str | ValueError] = [ValueError("once"), "found"]
 
     @memo.remembered
     def find(program: ElementProgram) -> str:
         answer = answers.pop(0)
-        if isinstance(answer, Exception):
+        if isinstance(answer, ValueError):
             raise answer
         return answer
 

@@ -204,7 +204,7 @@ def _choose(plan: Plan, parameters: Parameters, limits: Limits) -> Block | Decli
     most = most_shared(block, count == 1)
     return Declined(
         f"{'one element needs' if count == 1 else f'{count} elements need'} "
-        f"{block.shared_bytes() >> 10} KB of shared memory, and a block has {most >> 10} KB",
+        f"{-(-block.shared_bytes() >> 10)} KB of shared memory, and a block has {most >> 10} KB",
         Excess("room", block.shared_bytes() / most),
     )
 
