@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -1007,3 +1008,31 @@ def test_cache_shared_by_threads_and_processes(cache: Path) -> None:
     assert len(set(results)) == 1
     (file,) = cache.iterdir()
     assert file.read_bytes().endswith(results[0])
+
+
+@pytest.mark.nvrtc
+def test_threads_that_want_one_kernel_compile_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = native()
+    monkeypatch.setenv("JAXMAGMA_CACHE_DIR", "off")
+    source = lowered(mass(3)).source
+
+    def seconds(threads: int) -> float:
+        """Of processors, for as many threads that begin together."""
+        barrier = threading.Barrier(threads)
+        found: list[bytes] = []
+
+        def work() -> None:
+            barrier.wait()
+            found.append(cuda.specialise(source, "sm_90"))
+
+        start = time.process_time()
+        workers = [threading.Thread(target=work) for _ in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        assert len(set(found)) == 1 and len(found) == threads
+        return time.process_time() - start
+
+    seconds(1)  # the compiler is loaded
+    assert seconds(8) < 4 * seconds(1)

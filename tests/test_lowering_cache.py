@@ -13,7 +13,7 @@ from jaxmagma.lowering.cuda import ANY_GPU
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.lowering.target import Target
 from jaxmagma.program import Constant, ElementProgram
-from tests.cuda_programs import chain, mass, mass_gradient_b, product
+from tests.cuda_programs import chain, gradient, mass, mass_gradient_b, product
 
 
 EXTENTS = (1000,)
@@ -146,3 +146,50 @@ def test_what_a_tuner_tries_and_what_runs_on_a_cpu_is_not_kept(folder: Path) -> 
         lowered(chain(3))
     assert isinstance(lowering.lower(chain(3), EXTENTS, "cpu"), Kernel | Declined)
     assert not folder.exists()
+
+
+# ---- Nothing else decides --------------------------------------------------------------------
+
+
+def test_what_lowering_reads_is_part_of_what_it_remembers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment and the devices may change in a process, and between processes."""
+    program = gradient(mass(10, constant=False))
+    symmetric = mass(9, sign=1)
+    for where in (str(folder), "off"):
+        monkeypatch.setenv("JAXMAGMA_CACHE_DIR", where)
+        for _ in range(2):
+            found = []
+            for value in ("on", "off"):
+                monkeypatch.setenv("JAXMAGMA_EVEN_ODD", value)
+                made = lowering.lower(symmetric, EXTENTS, "cuda")
+                assert isinstance(made, Kernel)
+                found.append("halves" in made.description)
+            assert found == [True, False]
+            monkeypatch.delenv("JAXMAGMA_EVEN_ODD")
+            kinds = []
+            for architecture in ("sm_90", "sm_86"):
+                monkeypatch.setattr(choices, "architecture", lambda platform, a=architecture: a)
+                kinds.append(type(lowering.lower(program, EXTENTS, "cuda")))
+            assert kinds == [Kernel, Declined]
+
+
+def test_a_target_decides_and_not_the_machine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So another process, on another machine, makes the same kernel for it."""
+    targets = [Target("cuda", x, y) for x in ("sm_80", "sm_90", "sm_120") for y in (None, True)]
+    program = mass(9, sign=1)
+
+    def made() -> list[Kernel | Declined]:
+        lowering._lower.cache_clear()
+        return [lowering.lower_for(program, EXTENTS, x) for x in targets]
+
+    monkeypatch.setenv("JAXMAGMA_CACHE_DIR", "off")
+    here = made()
+    monkeypatch.setenv("JAXMAGMA_EVEN_ODD", "off")
+    monkeypatch.setattr(choices, "architecture", lambda platform: "sm_86")
+    for one, other in zip(here, made(), strict=True):
+        assert isinstance(one, Kernel) and isinstance(other, Kernel)
+        assert_same(one, other)
