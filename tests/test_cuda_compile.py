@@ -25,6 +25,7 @@ from jaxmagma.calculus import transpose
 from jaxmagma.lowering.cuda import lower, planned
 from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.kernel import Declined, Kernel
+from jaxmagma.lowering.target import Target
 from jaxmagma.program import Constant, ElementProgram, Input, Output
 from tests import cuda_emulator, cuda_fused
 from tests.cuda_programs import (
@@ -109,7 +110,7 @@ def native() -> Any:
 
 
 def lowered(program: ElementProgram, extents: tuple[int, ...] = (1000,), **options: Any) -> Kernel:
-    found = lower(planned(program), extents, Parameters(**options))
+    found = lower(planned(program), extents, Parameters(**options), Target("cuda", "sm_90"))
     assert isinstance(found, Kernel), found
     return found
 
