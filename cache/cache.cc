@@ -292,11 +292,4 @@ std::string CacheWrite(const std::string& name, std::string_view content) {
   return "";
 }
 
-void CacheRemove(const std::string& name) {
-  std::string why;
-  bool refused = false;
-  const Descriptor folder = OpenFolder(false, why, refused);
-  if (folder && IsEntry(name)) unlinkat(*folder, name.c_str(), 0);
-}
-
 }  // namespace jaxmagma

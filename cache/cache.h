@@ -27,6 +27,4 @@ std::optional<std::string> CacheRead(const std::string& name);
 // Keeps an entry; returns why not, if it is so, which is no error.
 std::string CacheWrite(const std::string& name, std::string_view content);
 
-void CacheRemove(const std::string& name);
-
 }  // namespace jaxmagma

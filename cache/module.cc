@@ -36,7 +36,6 @@ NB_MODULE(_cache, m) {
         return CacheWrite(name, {content.c_str(), content.size()});
       },
       nb::arg("name"), nb::arg("content"), "Keeps an entry; why not, if it is so.");
-  m.def("remove", &CacheRemove, nb::arg("name"));
 }
 
 }  // namespace

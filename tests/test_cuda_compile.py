@@ -450,9 +450,8 @@ def test_what_is_not_finite_stays_so(name: str, sign: int, quads: bool, emulated
         assert np.isfinite(got[2 * n]).all()
 
 
-def test_what_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_split() -> None:
     """Constants that are symmetric, if there is much to multiply; another has another kernel."""
-    monkeypatch.delenv("JAXMAGMA_EVEN_ODD", raising=False)
     plain = lowered(mass(6)).source
     split = lowered(mass(6, sign=1)).source
     assert "split_gemm" in split
@@ -466,10 +465,11 @@ def test_what_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lowered(mass(6), even_odd=True).source == plain
     assert lowered(mass(6, sign=1, constant=False), even_odd=True).source == plain
     assert lowered(mass(6, sign=1), even_odd=False).source == plain
-    monkeypatch.setenv("JAXMAGMA_EVEN_ODD", "off")
-    assert lowered(mass(6, sign=1)).source == plain
-    monkeypatch.setenv("JAXMAGMA_EVEN_ODD", "on")
-    assert "split_gemm" in lowered(chain(6, sign=1)).source
+    off, on = (Target("cuda", "sm_90", even_odd=x) for x in (False, True))
+    made = lower(planned(mass(6, sign=1)), (1000,), Parameters(), off)
+    assert isinstance(made, Kernel) and made.source == plain
+    made = lower(planned(chain(6, sign=1)), (1000,), Parameters(), on)
+    assert isinstance(made, Kernel) and "split_gemm" in made.source
 
 
 def has_shared_operand(name: str) -> bool:
