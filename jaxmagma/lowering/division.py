@@ -96,6 +96,8 @@ class _Search:
         self.wholes = wholes
         self.extents = extents
         self.target = target
+        # While these live, what is known of one is known of an equal part of another route.
+        self.parts: list[ElementProgram] = []
         self.lanes = [_Lane(n, row) for n, whole in enumerate(wholes) for row in _rows(whole)]
         self.room: float = max(lane.room for lane in self.lanes)
         self.steps = math.inf
@@ -129,6 +131,7 @@ class _Search:
         division = self.wholes[route.plan].divided(route.pieces)
         pairs = zip(route.stages, division.parts, strict=True)
         for stage, part in sorted(pairs, key=lambda x: -x[0].room):
+            self.parts.append(part.program)
             made = lower_for(part.program, self.extents, self.target)
             # One that is declined for another reason is one that plain JAX does as fast.
             if isinstance(made, Declined) and made.excess is not None:

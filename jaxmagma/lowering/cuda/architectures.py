@@ -2,7 +2,8 @@
 
 Sizes are from the table of technical specifications in NVIDIA's CUDA Programming Guide, "Compute
 Capabilities" (https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/
-compute-capabilities.html), as are bulk copies (the tensor memory accelerator, from 9.0 on).
+compute-capabilities.html), and those of shared memory and blocks also in ``cuda_occupancy.h`` of
+CUDA 13.0. Bulk copies are those of the tensor memory accelerator, from 9.0 on.
 
 Rates of tensor cores in float64, whose pieces are 8 x 8 x 4 from 8.0 on (PTX ISA, ``mma.m8n8k4``),
 are from the peaks in data sheets, that of tensor cores over that of multiply-adds: A100 19.5 over
