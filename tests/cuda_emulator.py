@@ -31,22 +31,22 @@ _MAIN = """
 extern "C" const char* run(const int64_t* order, const int64_t* pointers, const int64_t* sums,
                            int64_t elements, int64_t threads, int64_t resident,
                            void* const* data, const int64_t* const* dims, const int64_t* ranks,
-                           int64_t count) {
+                           const int64_t* itemsizes, int64_t count) {
   using namespace jaxmagma;
   Signature signature;
   signature.elements = elements;
   signature.kept = order[1];
   signature.order.assign(order + 2, order + 1 + order[0]);
-  for (int64_t at = 1; at <= pointers[0]; at += 2 + pointers[at + 1]) {
-    const int64_t* axes = pointers + at + 2;
-    signature.pointers.push_back({pointers[at], {axes, axes + pointers[at + 1]}});
+  for (int64_t at = 1; at <= pointers[0]; at += 5 + pointers[at + 4]) {
+    const int64_t* p = pointers + at;
+    signature.pointers.push_back({p[0], p[1], p[2], p[3] != 0, {p + 5, p + 5 + p[4]}});
   }
   for (int64_t at = 1; at <= sums[0]; at += 3) {
     signature.sums.push_back({sums[at], sums[at + 1], sums[at + 2]});
   }
   std::vector<Array> arrays;
   for (int64_t n = 0; n < count; ++n) {
-    arrays.push_back({data[n], dims[n], static_cast<size_t>(ranks[n])});
+    arrays.push_back({data[n], dims[n], static_cast<size_t>(ranks[n]), itemsizes[n]});
   }
   Launch launch;
   static std::string error;
@@ -103,8 +103,11 @@ def _build(kernel: Kernel, folder: Path) -> ctypes.CDLL:
     found = re.search(r"\nkernel\(const (Batch<.*?>) batch(.*?)\) \{", source, re.DOTALL)
     assert found is not None
     batch, rest = found.groups()
-    types = [x.split("*")[0].replace("const", "").strip() for x in rest.split(",\n")[1:]]
+    parameters = rest.split(",\n")[1:]
+    types = [x.split("*")[0].replace("const", "").strip() for x in parameters if "*" in x]
     pointers = "".join(f", static_cast<{t}*>(p[{n}])" for n, t in enumerate(types))
+    lengths = range(len(parameters) - len(types))
+    pointers += "".join(f", launch.lengths[{n}]" for n in lengths)
     call = f"kernel(*reinterpret_cast<const {batch}*>(launch.batch.data()){pointers});"
     finish = ""
     if "finish(" in source:
@@ -141,6 +144,7 @@ def run(
     dims = [np.array(x.shape, np.int64) for x in buffers]
     lists = [np.ascontiguousarray(attributes[x]) for x in ("order", "pointers", "sums")]
     ranks = np.array([x.ndim for x in buffers], np.int64)
+    itemsizes = np.array([x.itemsize for x in buffers], np.int64)
     library.run.restype = ctypes.c_char_p
     error = library.run(
         *(ctypes.c_void_p(x.ctypes.data) for x in lists),
@@ -150,6 +154,7 @@ def run(
         (ctypes.c_void_p * count)(*(x.ctypes.data for x in buffers)),
         (ctypes.c_void_p * count)(*(x.ctypes.data for x in dims)),
         ctypes.c_void_p(ranks.ctypes.data),
+        ctypes.c_void_p(itemsizes.ctypes.data),
         ctypes.c_int64(count),
     )
     assert error is None, error
