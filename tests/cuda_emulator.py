@@ -98,8 +98,9 @@ def build(headers: Sequence[str], main: str, folder: Path, name: str, *options: 
     return _compile(source + main, folder, name, *options)
 
 
-def _build(kernel: Kernel, folder: Path) -> ctypes.CDLL:
-    source = kernel.source
+@functools.lru_cache(maxsize=256)
+def _build(source: str, name: str, folder: Path) -> ctypes.CDLL:
+    """Once for each kernel, whatever arrays it is run on."""
     found = re.search(r"\nkernel\(const (Batch<.*?>) batch(.*?)\) \{", source, re.DOTALL)
     assert found is not None
     batch, rest = found.groups()
@@ -115,14 +116,14 @@ def _build(kernel: Kernel, folder: Path) -> ctypes.CDLL:
         call_finish = f"finish({', '.join(data)}, values, launch.chunks, sum.size);"
         finish = _FINISH.replace("CALL", call_finish)
     main = _MAIN.replace("CALL", call).replace("FINISH", finish)
-    return _compile(source + main, folder, kernel.attributes["name"], _launch_object(folder))
+    return _compile(source + main, folder, name, _launch_object(folder))
 
 
 def run(
     kernel: Kernel, program: ElementProgram, arguments: Sequence[Array], folder: Path
 ) -> list[Array]:
     """The results of the call ``kernel`` of ``program``; ``folder`` keeps what is compiled."""
-    library = _build(kernel, folder)
+    library = _build(kernel.source, kernel.attributes["name"], folder)
     extents = program.batch_extents([x.shape for x in arguments])
     shapes = program.output_shapes(extents)
     results = [np.full(shape, np.nan, program.dtype) for shape in shapes]
