@@ -6,7 +6,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "cache.h"
 #include "ffi.h"
 #include "specialise.h"
 
@@ -84,7 +83,6 @@ NB_MODULE(_cuda, m) {
         return CacheKey(source, Capability(arch));
       },
       nb::arg("source"), nb::arg("arch"));
-  m.def("cache_folder", &CacheFolder);
   m.def(
       "resources",
       [](const nb::bytes& cubin, const std::string& kernel) {

@@ -142,10 +142,13 @@ Compiled Compile(std::string_view source, int arch) {
   if (!loaded.error.empty()) return {"", loaded.error};
   const Nvrtc& nvrtc = loaded.nvrtc;
 
-  // Machine code runs on later GPUs of the same generation; for a later one the driver needs PTX.
+  // Machine code runs on later GPUs of the same generation, but that of a Tegra on no other; for a
+  // later generation the driver needs PTX.
+  constexpr int kTegra[] = {72, 87, 101, 110};
   int best = 0;
   for (int known : loaded.archs) {
-    if (known <= arch) best = known;
+    const bool tegra = std::find(std::begin(kTegra), std::end(kTegra), known) != std::end(kTegra);
+    if (known <= arch && (!tegra || known == arch)) best = known;
   }
   if (best == 0) return {"", "NVRTC " + loaded.version + " knows no GPU as old as this"};
   const bool ptx = best / 10 != arch / 10;

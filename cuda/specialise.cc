@@ -4,13 +4,63 @@
 
 #include <cstdint>
 #include <cstring>
+#include <exception>
+#include <future>
+#include <map>
+#include <mutex>
 #include <optional>
+#include <utility>
 
 #include "cache.h"
 #include "kDeviceHeaders.h"
 #include "sha256.h"
 
 namespace jaxmagma {
+namespace {
+
+// The kernels that are being made, each by one thread.
+class Underway {
+ public:
+  template <class F>
+  Compiled Get(const std::string& key, const F& make) {
+    std::promise<Compiled> promise;
+    std::shared_future<Compiled> others;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      const auto [found, first] = kernels_.try_emplace(key);
+      if (first) {
+        found->second = promise.get_future().share();
+      } else {
+        others = found->second;
+      }
+    }
+    if (others.valid()) return others.get();
+    try {
+      Compiled compiled = make();
+      promise.set_value(compiled);
+      Erase(key);
+      return compiled;
+    } catch (...) {
+      promise.set_exception(std::current_exception());
+      Erase(key);
+      throw;
+    }
+  }
+
+ private:
+  void Erase(const std::string& key) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    kernels_.erase(key);
+  }
+
+  std::mutex mutex_;
+  std::map<std::string, std::shared_future<Compiled>> kernels_;
+};
+
+// It outlives threads that still compile when the process ends.
+Underway& underway = *new Underway;
+
+}  // namespace
 
 std::string CacheKey(std::string_view source, int arch) {
   const std::string version = NvrtcVersion(nullptr);
@@ -22,12 +72,17 @@ std::string CacheKey(std::string_view source, int arch) {
 
 Compiled Specialise(std::string_view source, int arch, bool rebuild) {
   const std::string key = CacheKey(source, arch);
-  if (!rebuild && !key.empty()) {
-    if (std::optional<std::string> code = CacheRead(key)) return {*code, ""};
-  }
-  Compiled compiled = Compile(source, arch);
-  if (!compiled.code.empty()) CacheWrite(key, compiled.code);
-  return compiled;
+  // Without a compiler there is no name, and an error soon.
+  if (key.empty()) return Compile(source, arch);
+  return underway.Get(rebuild ? key + " rebuilt" : key, [&]() -> Compiled {
+    const std::string entry = key + ".cubin";
+    if (!rebuild) {
+      if (std::optional<std::string> code = CacheRead(entry)) return {*std::move(code), ""};
+    }
+    Compiled compiled = Compile(source, arch);
+    if (!compiled.code.empty()) CacheWrite(entry, compiled.code);
+    return compiled;
+  });
 }
 
 Resources ReadResources(std::string_view cubin, std::string_view kernel) {

@@ -1,4 +1,4 @@
-// A kernel for its exact sizes: compiled once, then found in memory or on disk.
+// A kernel for its exact sizes: compiled once, then found on disk.
 #pragma once
 
 #include <string>
@@ -12,7 +12,8 @@ namespace jaxmagma {
 // compiler.
 std::string CacheKey(std::string_view source, int arch);
 
-// Machine code, from the cache unless `rebuild`.
+// Machine code, from the cache unless `rebuild`. Any number of threads may ask at once: of those
+// that ask for one kernel the first compiles it, and the others wait for what it got.
 Compiled Specialise(std::string_view source, int arch, bool rebuild = false);
 
 // What the machine code of one kernel needs of a multiprocessor.

@@ -5,32 +5,32 @@ backend chooses. It is looked up by the program's structure, the size class of i
 architecture:
 
 1. what ``using`` says, within its body;
-2. the user's cache, where ``jm.tune`` keeps winners: ``choices.json`` beside the compiled kernels;
+2. what ``jm.tune`` found for this user, which is kept beside the compiled kernels;
 3. the table for the architecture that the package ships, ``jaxmagma/tables/sm_90.json``;
 4. else the model.
 
-Both files have one format. They are caches: what cannot be read is ignored.
+Processes that run one program together must make one kernel: to them what one user's disk has is
+nothing, and the shipped table is all.
 """
 
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import hashlib
 import json
 import os
 import platform as machine
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 
-from jaxmagma import native
+from jaxmagma import cache, native
+from jaxmagma.memo import remembered
 from jaxmagma.program import Constant, ElementProgram, Gather, Input
 
 
@@ -78,7 +78,7 @@ PLAIN = Choice(plain=True)
 # ---- Names of programs and devices -------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered
 def key(program: ElementProgram, *, constant: bool = False) -> str:
     """A stable name for the program's structure: the same for other values of its constants.
 
@@ -130,16 +130,21 @@ def size_class(program: ElementProgram, extents: Sequence[int]) -> str:
 
 @functools.cache
 def architecture(platform: str) -> str:
-    """Devices for which the same choice is best, such as ``sm_90``; empty if there is no device."""
+    """Devices for which the same choice is best, such as ``sm_90``.
+
+    Empty if there is no device, or if there are different ones, those of other processes among
+    them.
+    """
     if platform == "cpu":
         module = native.load("cpu")
         found = module if isinstance(module, str) else module.instruction_set()
         return "" if isinstance(module, str) else f"{machine.machine()}_{found}"
     try:
-        device = jax.local_devices(backend=platform)[0]
+        devices = jax.devices(backend=platform)
     except RuntimeError:
         return ""
-    capability = getattr(device, "compute_capability", None)
+    capabilities = {getattr(device, "compute_capability", None) for device in devices}
+    capability = capabilities.pop() if len(capabilities) == 1 else None
     return f"sm_{capability.replace('.', '')}" if capability else ""
 
 
@@ -163,17 +168,19 @@ def choose(program: ElementProgram, extents: Sequence[int], platform: str) -> Ch
     if forced is not None:
         return forced
     arch = architecture(platform)
-    if not arch:
+    several = jax.process_count() > 1
+    if not arch or (several and platform == "cpu"):  # no process knows the CPUs of the others
         return MODEL
     names = [entry_name(program, extents)]
     if any(x.shared and x.constant is None for x in program.inputs):
         # A kernel is the same whether a basis is a constant or an argument.
         names.append(entry_name(program, extents, constant=True))
-    for book in (_unsaved, user_cache(), Book(TABLES / f"{arch}.json", "shipped table")):
-        known = {} if book is None else book.entries(arch)
+    own: tuple[Source, ...] = () if several else (_unsaved, UserChoices())
+    for source in (*own, Book(TABLES / f"{arch}.json", "shipped table")):
         for name in names:
-            if book is not None and name in known:
-                return decoded(known[name], book.origin)
+            found = source.find(arch, name)
+            if found is not None:
+                return decoded(found, source.origin)
     return MODEL
 
 
@@ -199,102 +206,48 @@ def decoded(entry: Mapping[str, Any], origin: str) -> Choice:
 
 # ---- Where they are kept -----------------------------------------------------------------------
 
+Entry = Mapping[str, Any]
 
-def cache_folder() -> Path | None:
-    """The folder of compiled kernels; None if the user wants no cache. As in ``cuda/cache.cc``."""
-    folder = os.environ.get("JAXMAGMA_CACHE_DIR")
-    if folder is not None:
-        return None if folder in ("", "off") else Path(folder)
-    if base := os.environ.get("XDG_CACHE_HOME"):
-        return Path(base) / "jaxmagma"
-    if home := os.environ.get("HOME"):
-        return Path(home) / ".cache" / "jaxmagma"
+
+class Source(Protocol):
+    """Where entries are found, and what ``explain`` says of them."""
+
+    @property
+    def origin(self) -> str: ...
+    def find(self, arch: str, name: str) -> Entry | None: ...
+
+
+def remember(arch: str, name: str, entry: Entry) -> Path | None:
+    """Keeps an entry for this user; returns the file, or None if only this process knows."""
+    why = UserChoices().add(arch, name, entry)
+    if why is None:
+        _unsaved.forget(arch, name)
+        return cache.path(UserChoices.entry(arch, name))
+    if why:
+        warnings.warn(f"jaxmagma: the choice cannot be written: {why}", stacklevel=2)
+    _unsaved.add(arch, name, entry)
     return None
 
 
-def user_cache() -> "Book | None":
-    folder = cache_folder()
-    return None if folder is None else Book(folder / "choices.json", "user cache", _version())
+class UserChoices:
+    """Those on disk, an entry of the cache each, of this version of the package."""
 
+    origin = "user cache"
 
-def remember(arch: str, name: str, entry: Mapping[str, Any]) -> Path | None:
-    """Keeps an entry in the user's cache; returns the file, or None if only this process knows."""
-    book = user_cache()
-    if book is not None:
-        try:
-            book.add(arch, {name: entry})
-            _unsaved.forget(arch, name)
-            return book.path
-        except OSError as error:
-            warnings.warn(f"jaxmagma: {book.path} cannot be written: {error}", stacklevel=2)
-    _unsaved.add(arch, {name: entry})
-    return None
+    @staticmethod
+    def entry(arch: str, name: str) -> str:
+        return f"{cache.digest(FORMAT, _version(), arch, name)}.choice"
 
+    def find(self, arch: str, name: str) -> Entry | None:
+        found = cache.read(self.entry(arch, name))
+        return found if isinstance(found, dict) else None
 
-def _version() -> str:
-    import jaxmagma
-
-    return jaxmagma.__version__
-
-
-@dataclass(frozen=True)
-class Book:
-    """A file of choices: for each architecture, entries by name.
-
-    Entries of another version of the package than ``version`` are not seen; None sees all of them.
-    """
-
-    path: Path
-    origin: str
-    version: str | None = None
-
-    def entries(self, arch: str) -> Mapping[str, Mapping[str, Any]]:
-        """What is known of an architecture; nothing if the file is missing or damaged."""
-        try:
-            status = os.stat(self.path)
-        except OSError:
-            return {}
-        content = _read(self.path, (status.st_mtime_ns, status.st_size, status.st_ino))
-        found = content.get(arch, {})
-        if self.version is None:
-            return found
-        return {name: x for name, x in found.items() if x.get("version") == self.version}
-
-    def add(self, arch: str, entries: Mapping[str, Mapping[str, Any]]) -> None:
-        """Adds or replaces entries. Of processes that write at once, none loses another's.
-
-        Raises:
-          OSError: the file cannot be written.
-        """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path.with_name(self.path.name + ".lock"), "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            # One that is damaged is replaced.
-            with warnings.catch_warnings(action="ignore"):
-                content = {name: dict(found) for name, found in _parse(self.path).items()}
-            version = self.version or _version()
-            mine = content.setdefault(arch, {})
-            mine.update({name: {**x, "version": version} for name, x in entries.items()})
-            ordered = {a: dict(sorted(found.items())) for a, found in sorted(content.items())}
-            text = json.dumps({"format": FORMAT, "choices": ordered}, indent=1)
-            write(self.path, text + "\n")
-
-
-def write(path: Path, text: str) -> None:
-    """Replaces a file. Readers do not lock: they see the old one or the new one.
-
-    Raises:
-      OSError: it cannot be written.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with open(descriptor, "w") as file:
-            file.write(text)
-        os.replace(draft, path)
-    except BaseException:
-        os.unlink(draft)
-        raise
+    def add(self, arch: str, name: str, entry: Entry) -> str | None:
+        """Keeps an entry; returns why not, empty if the user wants no cache."""
+        if cache.path("") is None:
+            return ""
+        kept = {**entry, "architecture": arch, "program": name, "version": _version()}
+        return cache.write(self.entry(arch, name), kept) or None
 
 
 class _Unsaved:
@@ -303,21 +256,66 @@ class _Unsaved:
     origin = "this process"
 
     def __init__(self) -> None:
-        self._entries: dict[str, dict[str, Mapping[str, Any]]] = {}
+        self._entries: dict[tuple[str, str], Entry] = {}
 
-    def entries(self, arch: str) -> Mapping[str, Mapping[str, Any]]:
-        return self._entries.get(arch, {})
+    def find(self, arch: str, name: str) -> Entry | None:
+        return self._entries.get((arch, name))
 
-    def add(self, arch: str, entries: Mapping[str, Mapping[str, Any]]) -> None:
-        self._entries.setdefault(arch, {}).update(entries)
+    def add(self, arch: str, name: str, entry: Entry) -> None:
+        self._entries[arch, name] = entry
 
     def forget(self, arch: str, name: str) -> None:
-        self._entries.get(arch, {}).pop(name, None)
+        self._entries.pop((arch, name), None)
 
 
 _unsaved = _Unsaved()
 
-Content = Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+def _version() -> str:
+    import jaxmagma
+
+    return jaxmagma.__version__
+
+
+Content = Mapping[str, Mapping[str, Entry]]
+
+
+@dataclass(frozen=True)
+class Book:
+    """A table to ship: a file with entries by name for each architecture."""
+
+    path: Path
+    origin: str
+
+    def find(self, arch: str, name: str) -> Entry | None:
+        return self.entries(arch).get(name)
+
+    def entries(self, arch: str) -> Mapping[str, Entry]:
+        """What is known of an architecture; nothing if the file is missing or damaged."""
+        try:
+            status = os.stat(self.path)
+        except OSError:
+            return {}
+        stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+        return _read(self.path, stamp).get(arch, {})
+
+    def add(self, arch: str, entries: Mapping[str, Entry]) -> None:
+        """Adds or replaces entries.  One process at a time may.
+
+        Raises:
+          OSError: the file cannot be written.
+        """
+        # One that is damaged is replaced.
+        with warnings.catch_warnings(action="ignore"):
+            content = {name: dict(found) for name, found in _parse(self.path).items()}
+        mine = content.setdefault(arch, {})
+        mine.update({name: {**x, "version": _version()} for name, x in entries.items()})
+        ordered = {a: dict(sorted(found.items())) for a, found in sorted(content.items())}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"format": FORMAT, "choices": ordered}, indent=1)
+        draft = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
+        draft.write_text(text + "\n")
+        os.replace(draft, self.path)
 
 
 @functools.lru_cache(maxsize=16)

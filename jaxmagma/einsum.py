@@ -5,7 +5,6 @@ extent-1 broadcasting), decides which labels run over elements, contracts shared
 each other once, and hands over.  What should not become a program, ``jnp.einsum`` computes.
 """
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from jaxmagma.capacity import (
     traced_once,
 )
 from jaxmagma.fallback import PlainCall, tell
+from jaxmagma.memo import interned
 from jaxmagma.plan import contraction_order, plan
 from jaxmagma.program import Constant, ElementProgram, Input, Output
 from jaxmagma.subscripts import label_extents, parse
@@ -391,7 +391,7 @@ def _transposed(array: Any, order: list[int]) -> jax.Array:
     return array if order == sorted(order) else jnp.transpose(array, order)
 
 
-@functools.lru_cache(maxsize=1024)
+@interned
 def _program(
     inputs: tuple[Input, ...],
     terms: tuple[tuple[int, str], ...],

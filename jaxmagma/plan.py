@@ -39,6 +39,7 @@ import opt_einsum
 
 from jaxmagma.builder import canonical, contraction, letters
 from jaxmagma.functions import FUNCTIONS
+from jaxmagma.memo import remembered
 from jaxmagma.program import (
     Contract,
     ElementProgram,
@@ -229,13 +230,13 @@ class Plan:
         return max(sizes) > largest
 
 
-@functools.lru_cache(maxsize=1024)
+@remembered
 def plan(program: ElementProgram, middle: Middle = "second") -> Plan:
     """Chooses the order of every contraction of ``program``."""
     return min(_planned(program, middle, narrow=False), key=lambda x: x.flops)
 
 
-@functools.lru_cache(maxsize=1024)
+@remembered
 def alternatives(program: ElementProgram) -> tuple[Plan, ...]:
     """Other plans of a program, for where the tiles of the best one are too large for any kernel.
 

@@ -24,6 +24,7 @@ from jaxmagma.lowering import lower
 from jaxmagma.lowering.division import divide
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.lowering.parts import ARGUMENT, Division
+from jaxmagma.memo import remembered
 from jaxmagma.program import Constant, ElementProgram
 
 
@@ -56,7 +57,7 @@ kernel_p.multiple_results = True
 # What plain JAX says of the same computation, which gets shardings and device variance right.
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered
 def _abstract(program: ElementProgram, avals: tuple[Any, ...], mesh: Any) -> list[Any]:
     return list(jax.make_jaxpr(functools.partial(reference.evaluate, program))(*avals).out_avals)
 

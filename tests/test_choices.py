@@ -1,7 +1,6 @@
 """Which parameters a program runs with: its name, the files that know, and who is asked first."""
 
 import dataclasses
-import json
 import subprocess
 import sys
 import warnings
@@ -134,7 +133,7 @@ def test_the_model_is_asked_last(folder: Path) -> None:
     shipped(Choice.of({"elements": 3}, "test"))
     assert (chosen().origin, dict(chosen().parameters or ())) == ("shipped table", {"elements": 3})
     path = remember(TUNED)
-    assert path == folder / "cache" / "choices.json"
+    assert [*(folder / "cache").iterdir()] == [path]
     assert (chosen().origin, chosen()) == ("user cache", TUNED)
     with choices.using(Choice.of({"slices": 2}, "test")):
         assert (chosen().origin, dict(chosen().parameters or ())) == ("caller", {"slices": 2})
@@ -193,24 +192,23 @@ def test_what_no_longer_lowers_is_left_to_the_model(
 # ---- Files -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "{",
-        "[]",
-        "null",
-        '{"format": 1}',
-        '{"format": 999, "choices": {}}',
-        '{"format": 1, "choices": []}',
-        '{"format": 1, "choices": {"sm_90": 3}}',
-        '{"format": 1, "choices": {"sm_90": {"x": 3}}}',
-        "[" * 100_000,
-    ],
-    ids=lambda x: x[:40],
+CONTENTS = (
+    "",
+    "{",
+    "[]",
+    "null",
+    '{"format": 1}',
+    '{"format": 999, "choices": {}}',
+    '{"format": 1, "choices": []}',
+    '{"format": 1, "choices": {"sm_90": 3}}',
+    '{"format": 1, "choices": {"sm_90": {"x": 3}}}',
+    "[" * 100_000,
 )
-def test_a_damaged_file_is_ignored(folder: Path, content: str) -> None:
-    file = folder / "cache" / "choices.json"
+
+
+@pytest.mark.parametrize("content", CONTENTS, ids=lambda x: x[:40])
+def test_a_damaged_table_is_ignored(folder: Path, content: str) -> None:
+    file = choices.TABLES / f"{ARCH}.json"
     file.parent.mkdir()
     file.write_text(content)
     with pytest.warns(UserWarning, match="damaged") as caught:
@@ -219,8 +217,17 @@ def test_a_damaged_file_is_ignored(folder: Path, content: str) -> None:
     assert len(caught) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        remember(TUNED)
+        shipped(TUNED)
         assert chosen() == TUNED
+
+
+@pytest.mark.parametrize("content", CONTENTS, ids=lambda x: x[:40])
+def test_a_damaged_choice_is_ignored(folder: Path, content: str) -> None:
+    path = remember(TUNED)
+    path.write_text(content)
+    assert chosen() == MODEL
+    remember(TUNED)
+    assert chosen() == TUNED
 
 
 @pytest.mark.parametrize(
@@ -231,17 +238,12 @@ def test_an_odd_entry_is_the_models_choice(folder: Path, entry: dict[str, Any]) 
     assert chosen() == MODEL
 
 
-def test_another_version_is_ignored(folder: Path) -> None:
-    path = remember(TUNED)
-    content = json.loads(path.read_text())
-    (entry,) = content["choices"][ARCH].values()
-    assert entry["version"] == jm.__version__
-    entry["version"] = "0.0.0"
-    path.write_text(json.dumps(content))
-    assert chosen() == MODEL
+def test_another_version_is_ignored(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remember(TUNED)
+    shipped(PLAIN)
+    monkeypatch.setattr(jm, "__version__", "0.0.0")
     # A table belongs to the package that it ships with.
-    shipped(TUNED)
-    assert chosen() == TUNED
+    assert chosen() == PLAIN
 
 
 def test_writers_do_not_lose_each_others_entries(folder: Path) -> None:
@@ -253,10 +255,53 @@ def test_writers_do_not_lose_each_others_entries(folder: Path) -> None:
         subprocess.Popen([sys.executable, "-P", "-c", code, str(number)]) for number in range(3)
     ]
     assert [writer.wait() for writer in writers] == [0] * 3
-    book = choices.user_cache()
-    assert book is not None
-    assert sorted(book.entries(ARCH)) == sorted(f"{w}-{n}" for w in range(3) for n in range(20))
-    assert {x.name for x in book.path.parent.iterdir()} == {"choices.json", "choices.json.lock"}
+    user = choices.UserChoices()
+    assert all(user.find(ARCH, f"{w}-{n}") for w in range(3) for n in range(20))
+    assert len([*(folder / "cache").iterdir()]) == 60
+
+
+# ---- Several processes -----------------------------------------------------------------------
+
+
+def test_processes_of_one_program_make_one_kernel(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one of them has tuned is nothing to the others, which do not know."""
+    remember(TUNED)
+    mine = lowering.lower(mass(3), EXTENTS, "cuda")
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    ours = lowering.lower(mass(3), EXTENTS, "cuda")
+    monkeypatch.setenv("JAXMAGMA_CACHE_DIR", str(folder / "of another host"))
+    theirs = lowering.lower(mass(3), EXTENTS, "cuda")
+    assert isinstance(mine, Kernel) and isinstance(ours, Kernel) and isinstance(theirs, Kernel)
+    assert mine.choice.origin == "user cache" and mine.source != ours.source
+    assert ours.choice.origin == "model" and ours.source == theirs.source
+    shipped(TUNED)
+    assert (chosen().origin, chosen()) == ("shipped table", TUNED)
+    assert choices.choose(mass(3), EXTENTS, "cpu") == MODEL
+
+
+class Gpu:
+    """A device as JAX describes it."""
+
+    def __init__(self, compute_capability: str) -> None:
+        self.compute_capability = compute_capability
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "found"),
+    [(["9.0"], "sm_90"), (["9.0"] * 4, "sm_90"), (["8.6", "9.0"], ""), (["10.0", "12.0"], "")],
+)
+def test_devices_of_several_architectures_are_any(
+    capabilities: list[str], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which of them runs a program is not known when it is lowered."""
+    gpus = [Gpu(x) for x in capabilities]
+    monkeypatch.setattr(jax, "devices", lambda backend: gpus)
+    assert choices.architecture.__wrapped__("cuda") == found
+
+
+# ---- Where nothing can be kept ---------------------------------------------------------------
 
 
 def test_without_a_cache_this_process_remembers(
@@ -273,19 +318,6 @@ def test_a_folder_that_cannot_be_written(folder: Path, monkeypatch: pytest.Monke
     with pytest.warns(UserWarning, match="cannot be written"):
         assert remember(TUNED) is None
     assert chosen() == TUNED
-
-
-def test_the_folder_is_that_of_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = pytest.importorskip("jaxmagma._cuda")
-    monkeypatch.setenv("HOME", "/home/someone")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/base")
-    for name in (None, "/some/where", "off", "", None):
-        if name is None:
-            monkeypatch.delenv("JAXMAGMA_CACHE_DIR", raising=False)
-        else:
-            monkeypatch.setenv("JAXMAGMA_CACHE_DIR", name)
-        assert str(choices.cache_folder() or "") == cuda.cache_folder()
-        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
 
 
 SHIPPED = sorted((Path(jm.__file__).parent / "tables").glob("*.json"))

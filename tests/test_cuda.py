@@ -19,10 +19,12 @@ import pytest
 
 import jaxmagma as jm
 from jaxmagma import native
-from jaxmagma.lowering.cuda import lower, planned
+from jaxmagma.lowering import cuda as backend
+from jaxmagma.lowering.cuda import planned
 from jaxmagma.lowering.cuda.parameters import Parameters
-from jaxmagma.lowering.kernel import Kernel
-from jaxmagma.plan import Middle
+from jaxmagma.lowering.kernel import Declined, Kernel
+from jaxmagma.lowering.target import Target
+from jaxmagma.plan import Middle, Plan
 from jaxmagma.program import ElementProgram
 from tests import cuda_fused
 from tests.cuda_programs import (
@@ -78,6 +80,13 @@ SEVERAL_BATCH_AXES = [
     ("efij,fgjk->egik", (20, 7, 31)),
     ("gefij,fjk->egik", (20, 7, 31)),
 ]
+
+
+def lower(
+    plan: Plan, extents: tuple[int, ...], parameters: Parameters | None = None
+) -> Kernel | Declined:
+    """The kernel for this machine's GPU."""
+    return backend.lower(plan, extents, parameters, Target.here("cuda"))
 
 
 def call(kernel: Kernel, program: ElementProgram, extents: Sequence[int]) -> Any:

@@ -8,10 +8,12 @@ import pytest
 
 from jaxmagma import choices, lowering
 from jaxmagma.choices import MODEL, Choice
-from jaxmagma.lowering import cache
+from jaxmagma.lowering import kept
+from jaxmagma.lowering.cuda import ANY_GPU
 from jaxmagma.lowering.kernel import Declined, Kernel
+from jaxmagma.lowering.target import Target
 from jaxmagma.program import Constant, ElementProgram
-from tests.cuda_programs import chain, mass, mass_gradient_b, product
+from tests.cuda_programs import chain, gradient, mass, mass_gradient_b, product
 
 
 EXTENTS = (1000,)
@@ -82,10 +84,10 @@ def test_names_say_all_that_a_kernel_is_made_of(
 ) -> None:
     usual = mass(2)
 
-    def name(program: ElementProgram = usual, choice: Choice = MODEL) -> str:
-        file = cache.file_of(program, EXTENTS, "cuda", choice)
-        assert file is not None
-        return file.name
+    def name(
+        program: ElementProgram = usual, choice: Choice = MODEL, target: Target = ANY_GPU
+    ) -> str:
+        return kept.name_of(program, EXTENTS, target, choice)
 
     others = (
         replace(x, constant=Constant(x.constant.array + 1)) if x.constant else x
@@ -94,13 +96,9 @@ def test_names_say_all_that_a_kernel_is_made_of(
     other_values = replace(usual, inputs=tuple(others))
     other_choice = Choice.of({"threads": 64}, "test")
     names = {name(), name(mass(3)), name(other_values), name(choice=other_choice)}
-    for variable, value in ("JAXMAGMA_EVEN_ODD", "off"), ("JAXMAGMA_EVEN_ODD", "on"):
-        monkeypatch.setenv(variable, value)
-        names.add(name())
-    monkeypatch.delenv("JAXMAGMA_EVEN_ODD")
-    monkeypatch.setattr(choices, "architecture", lambda platform: "sm_90")
-    names.add(name())
-    monkeypatch.setattr(cache, "_sources", lambda: "another release")
+    targets = (Target("cuda", even_odd=x) for x in (False, True))
+    names.update(name(target=x) for x in (*targets, Target("cuda", "sm_90")))
+    monkeypatch.setattr(kept, "_sources", lambda: "another release")
     names.add(name())
     assert len(names) == 8
 
@@ -108,7 +106,7 @@ def test_names_say_all_that_a_kernel_is_made_of(
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "not ours", "not text"])
 def test_damaged_kernels_are_made_again(folder: Path, damage: str) -> None:
     made = lowered(chain(3))
-    (file,) = folder.iterdir()
+    (file,) = folder.glob("*.kernel")
     whole = file.read_bytes()
     middle = len(whole) // 2
     file.write_bytes(
@@ -148,3 +146,50 @@ def test_what_a_tuner_tries_and_what_runs_on_a_cpu_is_not_kept(folder: Path) -> 
         lowered(chain(3))
     assert isinstance(lowering.lower(chain(3), EXTENTS, "cpu"), Kernel | Declined)
     assert not folder.exists()
+
+
+# ---- Nothing else decides --------------------------------------------------------------------
+
+
+def test_what_lowering_reads_is_part_of_what_it_remembers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment and the devices may change in a process, and between processes."""
+    program = gradient(mass(10, constant=False))
+    symmetric = mass(9, sign=1)
+    for where in (str(folder), "off"):
+        monkeypatch.setenv("JAXMAGMA_CACHE_DIR", where)
+        for _ in range(2):
+            found = []
+            for value in ("on", "off"):
+                monkeypatch.setenv("JAXMAGMA_EVEN_ODD", value)
+                made = lowering.lower(symmetric, EXTENTS, "cuda")
+                assert isinstance(made, Kernel)
+                found.append("halves" in made.description)
+            assert found == [True, False]
+            monkeypatch.delenv("JAXMAGMA_EVEN_ODD")
+            kinds = []
+            for architecture in ("sm_90", "sm_86"):
+                monkeypatch.setattr(choices, "architecture", lambda platform, a=architecture: a)
+                kinds.append(type(lowering.lower(program, EXTENTS, "cuda")))
+            assert kinds == [Kernel, Declined]
+
+
+def test_a_target_decides_and_not_the_machine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So another process, on another machine, makes the same kernel for it."""
+    targets = [Target("cuda", x, y) for x in ("sm_80", "sm_90", "sm_120") for y in (None, True)]
+    program = mass(9, sign=1)
+
+    def made() -> list[Kernel | Declined]:
+        lowering._lower.cache_clear()
+        return [lowering.lower_for(program, EXTENTS, x) for x in targets]
+
+    monkeypatch.setenv("JAXMAGMA_CACHE_DIR", "off")
+    here = made()
+    monkeypatch.setenv("JAXMAGMA_EVEN_ODD", "off")
+    monkeypatch.setattr(choices, "architecture", lambda platform: "sm_86")
+    for one, other in zip(here, made(), strict=True):
+        assert isinstance(one, Kernel) and isinstance(other, Kernel)
+        assert_same(one, other)

@@ -81,7 +81,7 @@ def test_import_starts_no_backend() -> None:
     assert run_python(code) == "{}"
 
 
-@pytest.mark.parametrize("module", ["_cpu", "_cuda"])
+@pytest.mark.parametrize("module", ["_cache", "_cpu", "_cuda"])
 def test_native_module_loads_no_cuda(module: str) -> None:
     """Either can be imported on a machine without a GPU and without CUDA."""
     if module == "_cuda" and not HAS_CUDA:

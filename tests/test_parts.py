@@ -74,10 +74,9 @@ def little_room(monkeypatch: pytest.MonkeyPatch, cuda_lowering: None) -> Iterato
     monkeypatch.setenv("JAXMAGMA_CACHE_DIR", "off")
 
     def limit(nbytes: int) -> None:
-        def choose(plan: Any, given: Any) -> Any:
-            return model.choose(plan, replace(given, shared_bytes=nbytes))
+        def choose(plan: Any, given: Any, limits: Any) -> Any:
+            return model.choose(plan, given, replace(limits, shared_of_block=nbytes))
 
-        monkeypatch.setattr(model, "most_shared", lambda block: nbytes)
         monkeypatch.setattr(cuda, "choose", choose)
         forget()
 
@@ -362,7 +361,10 @@ def test_a_hydrodynamic_force(cuda_lowering: None) -> None:
 
 
 @pytest.mark.parametrize("name, most", [("bk1-grad-all/p14", 2), ("bk3-grad-all/p13", 4)])
-def test_gradients_of_all_operands(name: str, most: int, cuda_lowering: None) -> None:
+def test_gradients_of_all_operands(
+    name: str, most: int, cuda_lowering: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choices, "architecture", lambda platform: "sm_90")
     (case,) = cases.build(["gradients"], 1e6, f"^{name}$")
     program = programs_of(case.functions()["jm"], case.shapes)[-1]
     found = divided(program)

@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 from jaxmagma import calculus, functions, reference
 from jaxmagma.builder import Builder
 from jaxmagma.einsum import FusedCall, capture
-from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, alternatives, contraction_order, plan
+from jaxmagma.plan import (
+    Middle,
+    Plan,
+    Pointwise,
+    Product,
+    Rearrange,
+    alternatives,
+    contraction_order,
+    plan,
+)
 from jaxmagma.program import Contract, ElementProgram, Input, Output
 from tests.cuda_programs import gradient, mass
 from tests.einsums import ELEMENTS, PROGRAMS, assert_close, fused_calls
@@ -160,10 +169,11 @@ def test_mass_matrix_starts_with_the_slowest_axis_and_comes_back_mirrored(n: int
 @pytest.mark.parametrize(("n", "q"), [(3, 4), (4, 4)])
 def test_another_axis_is_in_the_middle(n: int, q: int) -> None:
     slowest, second, fastest = 0, 1, 2
-    for middle, order in (
-        ("slowest", [second, fastest, slowest]),
-        ("fastest", [slowest, second, fastest]),
-    ):
+    orders: dict[Middle, list[int]] = {
+        "slowest": [second, fastest, slowest],
+        "fastest": [slowest, second, fastest],
+    }
+    for middle, order in orders.items():
         planned = plan(bk1(n, q).program, middle=middle)
         assert replaced_axes(planned, first=1) == order + order[::-1]
         assert planned.flops == bk1(n, q).flops

@@ -22,6 +22,7 @@ import jaxmagma as jm
 from benchmarks import workloads
 from jaxmagma import choices, lowering
 from jaxmagma.choices import MODEL, PLAIN, Choice
+from jaxmagma.lowering.cuda.architectures import LIMITS, Limits
 from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.program import ElementProgram
@@ -30,7 +31,7 @@ from jaxmagma.tune import search as climbing
 from jaxmagma.tune.__main__ import main
 from jaxmagma.tune.device import Device
 from jaxmagma.tune.race import TIE, Effort, pick, race
-from jaxmagma.tune.rules import LIMITS, Candidate, Limits
+from jaxmagma.tune.rules import Candidate
 from jaxmagma.tune.search import Found, Search
 from jaxmagma.tune.space import SPACES, Space, one, together
 from tests.cuda_programs import chain, mass, product
@@ -538,7 +539,7 @@ on_cpu = pytest.mark.skipif(jax.default_backend() != "cpu", reason="times the CP
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("JAXMAGMA_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "choices.json"
+    return tmp_path / "cache"
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, times: Times) -> None:
@@ -578,10 +579,14 @@ def test_a_winner_is_used_by_later_calls(cache: Path, monkeypatch: pytest.Monkey
     u = jax.random.uniform(jax.random.key(0), (1000, 3, 3), np.float64)
     fn = jax.jit(interpolate)
     wanted, text = fn(u), fn.lower(u).as_text()
+    before = fn.lower(u).compile().as_text()
     (tuning,) = jm.tune(fn, u, quiet=True)
     assert dict(tuning.winner.choice.parameters or ()) == {"block": 2}
     assert tuning.regret == 2.0
-    assert tuning.stored == cache
+    assert tuning.stored is not None and [*cache.glob("*.choice")] == [tuning.stored]
+    # What is compiled stays so, until it is compiled anew.
+    assert fn.lower(u).compile().as_text() == before
+    jax.clear_caches()
     assert fn.lower(u).as_text() != text
     np.testing.assert_array_equal(fn(u), wanted)
     (explanation,) = jm.explain(fn, u, quiet=True)
@@ -591,6 +596,7 @@ def test_a_winner_is_used_by_later_calls(cache: Path, monkeypatch: pytest.Monkey
     pretend(monkeypatch, lambda x: 1.0)
     assert jm.tune(fn, u, quiet=True)[0].winner.choice == MODEL
     assert jm.explain(fn, u, quiet=True)[0].choice == "the model's choice (user cache)"
+    jax.clear_caches()
     assert fn.lower(u).as_text() == text
 
 
@@ -685,7 +691,7 @@ def test_command(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     assert found["geometric_mean"] == pytest.approx(2.0)
     assert found["model_over_tuned"] == {"chain/n3": 2.0, "chain/n6": 2.0}
     assert set(found["programs"]) == {"chain/n3", "chain/n6"}
-    assert cache.exists()
+    assert len([*cache.glob("*.choice")]) == 2
 
     before = table.read_text()
     assert run(*some, "--table", table, "--missing") == 0

@@ -1,13 +1,18 @@
-"""From a program to a native kernel: plans it and asks the platform's backend."""
+"""From a program to a native kernel: plans it and asks the platform's backend.
 
-import functools
+``lower`` looks at the world: the devices, the environment, what was tuned.  All below it are
+functions of their arguments.
+"""
+
 import importlib
 from dataclasses import replace
 
 from jaxmagma import choices, native
 from jaxmagma.choices import MODEL, Choice
-from jaxmagma.lowering import cache
+from jaxmagma.lowering import kept
 from jaxmagma.lowering.kernel import Declined, Kernel
+from jaxmagma.lowering.target import Target
+from jaxmagma.memo import remembered
 from jaxmagma.plan import Plan
 from jaxmagma.program import ElementProgram
 
@@ -17,78 +22,81 @@ def lower(program: ElementProgram, extents: tuple[int, ...], platform: str) -> K
 
     Its parameters are those that :mod:`jaxmagma.choices` has, or the model's.
     """
-    choice = choices.choose(program, extents, platform)
-    found = _lower(program, extents, platform, choice)
+    module = native.load(platform)
+    if isinstance(module, str):
+        return Declined(module)
+    return lower_for(
+        program, extents, Target.here(platform), choices.choose(program, extents, platform)
+    )
+
+
+def lower_for(
+    program: ElementProgram, extents: tuple[int, ...], target: Target, choice: Choice = MODEL
+) -> Kernel | Declined:
+    """The same for any machine, where another process may run it."""
+    found = _lower(program, extents, target, choice)
     if isinstance(found, Declined) and choice.parameters is not None:
         if choice.origin == choices.CALLER:
             # These parameters are asked for, and not those of parts.
             return replace(found, excess=None)
         # It was measured when kernels were other ones.
         choice = MODEL
-        found = _lower(program, extents, platform, choice)
+        found = _lower(program, extents, target, choice)
     return replace(found, choice=choice)
 
 
-def lower_by_model(
-    program: ElementProgram, extents: tuple[int, ...], platform: str
-) -> Kernel | Declined:
-    """The same with the model's parameters, whatever else is known."""
-    return _lower(program, extents, platform, MODEL)
-
-
-@functools.lru_cache(maxsize=1024)
+@remembered
 def planned(program: ElementProgram, platform: str) -> Plan:
     """The plan that the platform's backend makes a kernel of, if it can."""
     made: Plan = importlib.import_module(f"jaxmagma.lowering.{platform}").planned(program)
     return made
 
 
-@functools.lru_cache(maxsize=1024)
+@remembered
 def plans(program: ElementProgram, platform: str) -> tuple[Plan, ...]:
     """That plan, and others for where its tiles are too large; ``Kernel.plan`` says which one."""
     backend = importlib.import_module(f"jaxmagma.lowering.{platform}")
     return (planned(program, platform), *backend.alternatives(program))
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered
 def _lower(
-    program: ElementProgram, extents: tuple[int, ...], platform: str, choice: Choice
+    program: ElementProgram, extents: tuple[int, ...], target: Target, choice: Choice
 ) -> Kernel | Declined:
     for out in program.outputs:
         everywhere = program.batch[out.value] | set(out.batch)
         if len(everywhere) < program.batch_rank:
             return Declined("an output sums over a batch axis that its value does not depend on")
-    module = native.load(platform)
-    if isinstance(module, str):
-        return Declined(module)
     if choice.plain:
         return Declined("it was measured to be faster")
     # Of those made for the CPU the number of elements decides; a tuner tries most but once.
-    kept = platform != "cpu" and choice.origin != choices.CALLER
-    file = cache.file_of(program, extents, platform, choice) if kept else None
-    found = None if file is None else cache.read(file)
-    if found is not None:
-        return found
-    made = _made(program, extents, platform, choice)
-    if file is not None:
-        cache.write(file, made)
+    if target.platform == "cpu" or choice.origin == choices.CALLER:
+        return _made(program, extents, target, choice)
+    name = kept.name_of(program, extents, target, choice)
+    made = kept.read(name)
+    if made is None:
+        made = _made(program, extents, target, choice)
+        kept.write(name, made)
     return made
 
 
 def _made(
-    program: ElementProgram, extents: tuple[int, ...], platform: str, choice: Choice
+    program: ElementProgram, extents: tuple[int, ...], target: Target, choice: Choice
 ) -> Kernel | Declined:
     if choice.parameters is None:
-        return _first_with_room(program, extents, platform)
+        return _first_with_room(program, extents, target)
+    platform = target.platform
     backend = importlib.import_module(f"jaxmagma.lowering.{platform}")
     try:
         parameters = backend.Parameters(**dict(choice.parameters))
-        made: Kernel | Declined = backend.lower(planned(program, platform), extents, parameters)
+        made: Kernel | Declined = backend.lower(
+            planned(program, platform), extents, parameters, target
+        )
         if isinstance(made, Declined) and made.lacks_room:
-            usual = lower_by_model(program, extents, platform)
+            usual = _lower(program, extents, target, MODEL)
             if isinstance(usual, Kernel) and usual.plan:
                 plan = plans(program, platform)[usual.plan]
-                again = backend.lower(plan, extents, parameters)
+                again = backend.lower(plan, extents, parameters, target)
                 made = replace(again, plan=usual.plan) if isinstance(again, Kernel) else again
     except (TypeError, ValueError, ArithmeticError) as error:
         # Files say what they like, and a parameter may mean something else by now.
@@ -97,16 +105,17 @@ def _made(
 
 
 def _first_with_room(
-    program: ElementProgram, extents: tuple[int, ...], platform: str
+    program: ElementProgram, extents: tuple[int, ...], target: Target
 ) -> Kernel | Declined:
     """The kernel of the favourite plan, or of the next one, if that makes tiles too large."""
+    platform = target.platform
     backend = importlib.import_module(f"jaxmagma.lowering.{platform}")
-    made: Kernel | Declined = backend.lower(planned(program, platform), extents)
+    made: Kernel | Declined = backend.lower(planned(program, platform), extents, target=target)
     if isinstance(made, Kernel) or not made.lacks_room:
         return made
     declined = [made]
     for number, plan in enumerate(plans(program, platform)[1:], start=1):
-        made = backend.lower(plan, extents)
+        made = backend.lower(plan, extents, target=target)
         if isinstance(made, Kernel):
             return replace(made, plan=number)
         declined.append(made)

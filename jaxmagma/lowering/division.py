@@ -16,12 +16,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from jaxmagma import choices
+from jaxmagma import cache
 from jaxmagma.choices import MODEL
-from jaxmagma.lowering import cache, lower, lower_by_model, plans
+from jaxmagma.lowering import kept, lower, lower_for, plans
 from jaxmagma.lowering.cuts import Cut, Row, as_program, in_depth
 from jaxmagma.lowering.kernel import Declined
 from jaxmagma.lowering.parts import Division, Piece, Whole, by_sums, needed
+from jaxmagma.lowering.target import Target
+from jaxmagma.memo import remembered
 from jaxmagma.program import ElementProgram
 
 
@@ -42,42 +44,42 @@ def divide(program: ElementProgram, extents: tuple[int, ...], platform: str) -> 
     declined = lower(program, extents, platform)
     if not isinstance(declined, Declined) or declined.excess is None:
         return None
-    return _divided(program, extents, platform, choices.architecture(platform))
+    return _divided(program, extents, Target.here(platform))
 
 
-@functools.lru_cache(maxsize=1024)
-def _divided(
-    program: ElementProgram, extents: tuple[int, ...], platform: str, architecture: str
-) -> Division | None:
+@remembered
+def _divided(program: ElementProgram, extents: tuple[int, ...], target: Target) -> Division | None:
     groups = by_sums(program)
     if groups is None:
         return None
     if len(groups.parts) == 1:
-        return _cut(program, extents, platform)
+        return _cut(program, extents, target)
     inner: list[Division | None] = []
     for part in groups.parts:
-        made = lower_by_model(part.program, extents, platform)
+        made = lower_for(part.program, extents, target)
         inner.append(None)
         if isinstance(made, Declined) and made.excess is not None:
-            inner[-1] = _divided(part.program, extents, platform, architecture)
+            inner[-1] = _divided(part.program, extents, target)
             if inner[-1] is None:
                 return None
     return groups.refined(inner)
 
 
-def _cut(program: ElementProgram, extents: tuple[int, ...], platform: str) -> Division | None:
+def _cut(program: ElementProgram, extents: tuple[int, ...], target: Target) -> Division | None:
     """The parts of a program that are found by cutting it, or were in another process."""
-    wholes = [Whole(as_program(plan)) for plan in plans(program, platform)]
+    wholes = [Whole(as_program(plan)) for plan in plans(program, target.platform)]
     # Of kernels for the CPU the number of elements decides.
-    file = cache.file_of(program, extents, platform, MODEL, "parts") if platform != "cpu" else None
-    kept = None if file is None else cache.read_numbers(file)
-    if kept is not None:
-        route = [Piece(*map(tuple, x)) for x in kept["pieces"]]
-        return wholes[kept["plan"]].divided(route) if route else None
-    best = _Search(program, wholes, extents, platform).run()
-    if file is not None:
+    name = None
+    if target.platform != "cpu":
+        name = kept.name_of(program, extents, target, MODEL, "parts")
+        found = cache.read(name)
+        if found is not None:
+            route = [Piece(*map(tuple, x)) for x in found["pieces"]]
+            return wholes[found["plan"]].divided(route) if route else None
+    best = _Search(program, wholes, extents, target).run()
+    if name is not None:
         pieces = [] if best is None else [(x.targets, x.written, x.known) for x in best.pieces]
-        cache.write_numbers(file, {"plan": 0 if best is None else best.plan, "pieces": pieces})
+        cache.write(name, {"plan": 0 if best is None else best.plan, "pieces": pieces})
     return None if best is None else wholes[best.plan].divided(best.pieces)
 
 
@@ -89,15 +91,15 @@ class _Search:
         program: ElementProgram,
         wholes: Sequence[Whole],
         extents: tuple[int, ...],
-        platform: str,
+        target: Target,
     ) -> None:
         self.wholes = wholes
         self.extents = extents
-        self.platform = platform
+        self.target = target
         self.lanes = [_Lane(n, row) for n, whole in enumerate(wholes) for row in _rows(whole)]
         self.room: float = max(lane.room for lane in self.lanes)
         self.steps = math.inf
-        declined = lower_by_model(program, extents, platform)
+        declined = lower_for(program, extents, target)
         assert isinstance(declined, Declined) and declined.excess is not None
         if declined.lacks_room:
             least = min(lane.room for lane in self.lanes)
@@ -127,7 +129,7 @@ class _Search:
         division = self.wholes[route.plan].divided(route.pieces)
         pairs = zip(route.stages, division.parts, strict=True)
         for stage, part in sorted(pairs, key=lambda x: -x[0].room):
-            made = lower_by_model(part.program, self.extents, self.platform)
+            made = lower_for(part.program, self.extents, self.target)
             # One that is declined for another reason is one that plain JAX does as fast.
             if isinstance(made, Declined) and made.excess is not None:
                 values = route.lane.row.values(stage.makes)

@@ -14,10 +14,10 @@ import numpy as np
 
 from jaxmagma import choices, lowering, native
 from jaxmagma.choices import Choice
+from jaxmagma.lowering.cuda.architectures import Limits, limits_of
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.primitive import program_p
 from jaxmagma.program import ElementProgram, Gather
-from jaxmagma.tune.rules import LIMITS, Limits
 
 
 # Inputs are taken in turn from sets that together exceed every cache so many times.
@@ -44,7 +44,7 @@ class Device:
         self.device = device
         self.platform = platform_of(device)
         self.arch = choices.architecture(self.platform)
-        self.limits: Limits = LIMITS.get(self.arch, Limits())
+        self.limits: Limits = limits_of(self.arch)
 
     # ---- Building --------------------------------------------------------------------------------
 
@@ -108,8 +108,15 @@ class Device:
                 rng = np.random.default_rng(offset)
                 made.append(jnp.asarray(rng.integers(most, size=shape.shape, dtype=shape.dtype)))
             else:
-                made.append(_cut(_pool(self.device), offset % POOL, shape.shape, shape.dtype))
+                made.append(_cut(self._pool, offset % POOL, shape.shape, shape.dtype))
         return made
+
+    @functools.cached_property
+    def _pool(self) -> jax.Array:
+        """Random numbers between 1/2 and 3/2, where logarithms, roots and quotients are numbers."""
+        numbers = np.random.default_rng(0).uniform(0.5, 1.5, POOL)
+        found = numbers.astype(jax.dtypes.canonicalize_dtype(np.float64))
+        return jax.device_put(found, self.device)
 
     def outputs(self, executable: Executable) -> list[jax.Array]:
         return jax.block_until_ready(list(executable(*self.inputs[0])))
@@ -155,13 +162,6 @@ def cpu_cache_bytes() -> int:
         unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
         sizes.append(int(text.rstrip("KMG")) * unit)
     return max(sizes)
-
-
-@functools.cache
-def _pool(device: jax.Device) -> jax.Array:
-    """Random numbers between 1/2 and 3/2, where logarithms, roots and quotients are numbers."""
-    numbers = np.random.default_rng(0).uniform(0.5, 1.5, POOL)
-    return jax.device_put(numbers.astype(jax.dtypes.canonicalize_dtype(np.float64)), device)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))

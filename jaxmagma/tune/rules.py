@@ -5,43 +5,14 @@ kernel that the model chooses is never removed: it is what the others are compar
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from jaxmagma.choices import Choice
-from jaxmagma.lowering.cuda.parameters import (
-    CONSTANT_BYTES,
-    LEAST_SHARED_BYTES,
-    MAX_THREADS,
-    MOST_SHARED_BYTES,
-    RESERVED_BYTES,
-    SHARED_BYTES,
-)
+from jaxmagma.lowering.cuda.architectures import UNKNOWN, Limits
+from jaxmagma.lowering.cuda.parameters import RESERVED_BYTES
 from jaxmagma.lowering.kernel import Kernel
 
-
-@dataclass(frozen=True)
-class Limits:
-    """What a GPU has, in a block and in a multiprocessor."""
-
-    threads: int = MAX_THREADS
-    warps: int = 64
-    blocks: int = 32
-    registers: int = 65536
-    shared_of_block: int = SHARED_BYTES
-    shared: int = 100 << 10
-    constant: int = CONSTANT_BYTES
-
-
-# From the CUDA programming guide's table of technical specifications per compute capability.
-LIMITS = {
-    "sm_80": Limits(shared_of_block=LEAST_SHARED_BYTES, shared=164 << 10),
-    "sm_86": Limits(warps=48, blocks=16),
-    "sm_89": Limits(warps=48, blocks=24),
-    "sm_90": Limits(shared_of_block=MOST_SHARED_BYTES["sm_90"], shared=228 << 10),
-    "sm_100": Limits(shared_of_block=MOST_SHARED_BYTES["sm_100"], shared=228 << 10),
-    "sm_120": Limits(warps=48, blocks=24),
-}
 
 WARP = 32
 # Fewer warps on a multiprocessor do not hide the latency of memory.
@@ -55,7 +26,7 @@ class Candidate:
     """One way to run a program, and what is known of it so far."""
 
     choice: Choice
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = UNKNOWN
     parameters: Any = None  # of the backend's own class
     kernel: Kernel | None = None
     resources: Mapping[str, int] | None = None  # registers and spilled bytes of a thread

@@ -22,10 +22,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from jaxmagma.choices import MODEL, PLAIN, Choice
+from jaxmagma.lowering.cuda.architectures import Limits
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.tune import rules
 from jaxmagma.tune.race import Effort, pick, race
-from jaxmagma.tune.rules import Candidate, Limits
+from jaxmagma.tune.rules import Candidate
 from jaxmagma.tune.space import Point, Space
 
 

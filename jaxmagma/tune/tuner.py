@@ -174,9 +174,10 @@ def tune(
     elements of the same size class (see ``choices.size_class``), and in other processes, on devices
     of the same architecture and with the same version of this package.
 
-    If a winner is new, JAX's caches are cleared, so that functions that have been compiled are
-    compiled again with it.  Executables that the caller holds (``jax.jit(f).lower(...).compile()``)
-    stay as they are.
+    What JAX compiles from then on runs the winners.  Calls that it has compiled before keep their
+    kernels; ``jax.clear_caches()`` has it compile them again.  Where several processes run one
+    program, they all take choices from the table that ships with the package, and winners are for
+    programs of one process.
 
     Args:
       target: einsum subscripts, or a function that calls ``jm.einsum``, or is or calls a fused
@@ -204,19 +205,13 @@ def tune(
     """
     function, arguments = as_function(target, args, options)
     tasks = list(programs(function, *arguments))
-    platform = platform_of(_device())
     deadline = time.perf_counter() + seconds
     found = []
-    changed = False
     for left, (program, extents) in zip(range(len(tasks), 0, -1), tasks, strict=True):
-        before = choices.choose(program, extents, platform)
         share = max(0.0, deadline - time.perf_counter()) / left
         found.append(tune_program(program, extents, seconds=share, store=store))
-        changed |= store and found[-1].winner.choice != before
         if not quiet:
             print(found[-1])
-    if changed:
-        jax.clear_caches()
     return tuple(found) if callable(target) else found[0]
 
 

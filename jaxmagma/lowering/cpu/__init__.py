@@ -63,11 +63,13 @@ from jaxmagma.lowering.cpu.expressions import NUMBERS
 from jaxmagma.lowering.cpu.lanes import DTYPES, GEMM, Encoder
 from jaxmagma.lowering.cpu.places import gathered
 from jaxmagma.lowering.kernel import Declined, Excess, Kernel
+from jaxmagma.lowering.target import Target
 from jaxmagma.plan import Plan, Pointwise, Product
 from jaxmagma.program import Gather
 
 
 TARGET = "jaxmagma_cpu"
+ANY_CPU = Target("cpu")
 
 # Lanes of one block of elements at their narrowest fill a vector of 64 bytes.  The tiles of that
 # many elements that are alive at once, and the shared operands, must stay in the nearer caches.
@@ -104,11 +106,14 @@ class Parameters:
 
 
 def lower(
-    plan: Plan, extents: tuple[int, ...], parameters: Parameters | None = None
+    plan: Plan,
+    extents: tuple[int, ...],
+    parameters: Parameters | None = None,
+    target: Target = ANY_CPU,
 ) -> Kernel | Declined:
     """The custom call that runs ``plan`` on CPU, or why plain JAX should.
 
-    With given parameters a kernel runs it, whether it gains or not.
+    With given parameters a kernel runs it, whether it gains or not.  It is the same on every CPU.
     """
     kernel = encode(plan, parameters or Parameters())
     if parameters is not None:

@@ -33,6 +33,7 @@ from jaxmagma import functions
 from jaxmagma.builder import places
 from jaxmagma.factoring import alternatives as alternatives
 from jaxmagma.functions import COMPLEX_FUNCTIONS
+from jaxmagma.lowering.cuda.architectures import Limits, limits_of
 from jaxmagma.lowering.cuda.blocks import TYPES, Block
 from jaxmagma.lowering.cuda.destinations import with_joined_places
 from jaxmagma.lowering.cuda.functors import FUNCTORS
@@ -45,6 +46,7 @@ from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.cuda.source import Source
 from jaxmagma.lowering.cuda.sums import spread
 from jaxmagma.lowering.kernel import Declined, Excess, Kernel
+from jaxmagma.lowering.target import Target
 from jaxmagma.plan import Plan, Pointwise, Product, Step, renumbered
 from jaxmagma.program import Constant, ElementProgram, Gather, Input, Place, View
 
@@ -52,6 +54,8 @@ from jaxmagma.program import Constant, ElementProgram, Gather, Input, Place, Vie
 TARGET = "jaxmagma_cuda"
 BGEMM_TARGET = "jaxmagma_cuda_bgemm"
 LARGEST_BGEMM = 32  # as in cuda/bgemm.h
+
+ANY_GPU = Target("cuda")
 
 # A kernel of more steps takes minutes to schedule and to compile.
 MOST_STEPS = 2000
@@ -61,7 +65,10 @@ SUM_BLOCKS = 2112
 
 
 def lower(
-    plan: Plan, extents: tuple[int, ...], parameters: Parameters | None = None
+    plan: Plan,
+    extents: tuple[int, ...],
+    parameters: Parameters | None = None,
+    target: Target = ANY_GPU,
 ) -> Kernel | Declined:
     """The CUDA kernel for ``plan``, with these parameters or the model's, or why there is none.
 
@@ -74,11 +81,14 @@ def lower(
     if compiled is not None:
         return compiled
     given = parameters or Parameters()
-    block = _block(ordered(plan, given.middle), given)
+    if given.even_odd is None:
+        given = replace(given, even_odd=target.even_odd)
+    limits = limits_of(target.architecture)
+    block = _block(ordered(plan, given.middle), given, limits)
     if isinstance(block, Block) and wants_rows(block):
         # The fastest axis then has its turn at the points, and nobody waits for the next element.
         asked = replace(given, stream=True, ahead=given.ahead is not False)
-        rows = _block(ordered(plan, given.middle or "fastest"), asked)
+        rows = _block(ordered(plan, given.middle or "fastest"), asked, limits)
         if isinstance(rows, Block) and rows.streams and (given.stream or comes_in_rows(rows)):
             block = rows
     if isinstance(block, Declined):
@@ -94,9 +104,10 @@ def lower(
     )
 
 
-def _block(plan: Plan, parameters: Parameters) -> Block | Declined:
+def _block(plan: Plan, parameters: Parameters, limits: Limits) -> Block | Declined:
     joined = with_joined_places(_constants_folded(plan))
-    return choose(resolvable(spread(joined, LARGEST_BLOCK, parameters.accumulate)), parameters)
+    resolved = resolvable(spread(joined, LARGEST_BLOCK, parameters.accumulate))
+    return choose(resolved, parameters, limits)
 
 
 def _declined(plan: Plan) -> Declined | None:

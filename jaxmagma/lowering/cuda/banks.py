@@ -92,7 +92,7 @@ def choose(
     return row_major(candidates.shape, candidates.paddings[best]), float(cost[best])
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1024)
 def conflicts(candidates: Candidates, access: Access) -> np.ndarray:
     """Those that a stage meets in each layout."""
     where = _coordinates(access, len(candidates.shape), candidates.elements)
@@ -125,7 +125,7 @@ def _paddings(
     ]
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=128)
 def _strides(candidates: Candidates) -> np.ndarray:
     """(layouts, 1 + rank + 1): those of ``row_major`` for each padding, of elements and axes.
 

@@ -19,6 +19,7 @@ from jaxmagma.lowering.cuda.accumulations import (
     registers_of,
     whole_registers,
 )
+from jaxmagma.lowering.cuda.architectures import Limits
 from jaxmagma.lowering.cuda.destinations import find_destinations
 from jaxmagma.lowering.cuda.origins import Origin, Strided, origin
 from jaxmagma.lowering.cuda.outers import with_outers
@@ -74,10 +75,11 @@ class Block:
     What is open when it is made, the ``model`` chooses.
     """
 
-    def __init__(self, plan: Plan, parameters: Parameters) -> None:
+    def __init__(self, plan: Plan, parameters: Parameters, limits: Limits) -> None:
         self.plan = plan
         self.program = plan.program
         self.parameters = parameters
+        self.limits = limits
         self.inputs = len(plan.program.inputs)
         self.dtype = plan.program.dtype
         self.type = TYPES[self.dtype]

@@ -8,15 +8,12 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from jaxmagma import choices, parity
+from jaxmagma import parity
+from jaxmagma.lowering.cuda.architectures import Limits
 from jaxmagma.lowering.cuda.blocks import FEW_OCTETS, QUAD_FIBRES, WORD, Block
 from jaxmagma.lowering.cuda.gemms import blocking_of
 from jaxmagma.lowering.cuda.parameters import (
-    LEAST_SHARED_BYTES,
     MAX_THREADS,
-    MOST_SHARED_BYTES,
-    MULTIPROCESSOR_BYTES,
-    MULTIPROCESSOR_REGISTERS,
     RESERVED_BYTES,
     WARP,
     Parameters,
@@ -100,8 +97,6 @@ WIDE = 15
 # Bank conflicts that a value of an element is worth, where there is room for many elements, and
 # where there is not.
 CHEAP, DEAR = 1e-3, 0.03
-# GPUs without a copy engine.
-WITHOUT_ENGINE = ("sm_80", "sm_86", "sm_87", "sm_89")
 # So long are rows that had better come to each warp as it needs them.
 ROW_VALUES = 11
 # So many threads are enough where each warp has elements of its own, and registers for no more.
@@ -121,15 +116,15 @@ ANOTHER_FIBRE = 20
 UNIFORM_BYTES = 200
 
 
-def choose(plan: Plan, parameters: Parameters) -> Block | Declined:
+def choose(plan: Plan, parameters: Parameters, limits: Limits) -> Block | Declined:
     """The block for a plan, with these parameters and else the model's; or why there is none."""
-    block = _choose(plan, parameters)
+    block = _choose(plan, parameters, limits)
     if parameters.send is None and lacks_room(block):
         # What the copy engine stores has a place of its own, which others take else.
         parameters = replace(parameters, send=False)
-        block = _choose(plan, parameters)
+        block = _choose(plan, parameters, limits)
     if isinstance(block, Block) and wants_ahead(block):
-        ahead = _choose(plan, replace(parameters, ahead=True))
+        ahead = _choose(plan, replace(parameters, ahead=True), limits)
         # Not if gathered tiles, which then have a place of their own, leave less room for others.
         if isinstance(ahead, Block) and ahead.fetched == block.fetched:
             return ahead
@@ -143,18 +138,13 @@ def lacks_room(block: Block | Declined) -> bool:
     return bool(block.sent) and resident(block) < FEWEST_GROUPS
 
 
-def has_engine() -> bool:
-    """Whether the GPU has one that copies between global and shared memory."""
-    return choices.architecture("cuda") not in WITHOUT_ENGINE
-
-
 def wants_rows(block: Block) -> bool:
     """Whether to try how quads do if operands come to them in rows, as they need them."""
     if not block.quads:
         return False
     if block.parameters.stream is not None:
         return block.parameters.stream
-    return not (block.alone or block.summed) and has_engine()
+    return not (block.alone or block.summed) and block.limits.bulk_copies
 
 
 def comes_in_rows(block: Block) -> bool:
@@ -174,10 +164,10 @@ def wants_ahead(block: Block) -> bool:
     return block.parameters.ahead is None and waits
 
 
-def _choose(plan: Plan, parameters: Parameters) -> Block | Declined:
-    block = Block(plan, parameters)
+def _choose(plan: Plan, parameters: Parameters, limits: Limits) -> Block | Declined:
+    block = Block(plan, parameters, limits)
     block.halves = halves_of(block)
-    block.sends = has_engine() if parameters.send is None else parameters.send
+    block.sends = limits.bulk_copies if parameters.send is None else parameters.send
     # Without padding only where an element has no room otherwise.
     for tight, staging in itertools.product((False, True), (True, False)):
         if not staging and not any(block.origin(x).index is None for x in block.staged):
@@ -205,16 +195,16 @@ def _choose(plan: Plan, parameters: Parameters) -> Block | Declined:
             for elements, threads in shapes(block):
                 choose_threads(block, elements, threads, tight)
                 fewest = block.elements == block.groups == 1
-                most = most_shared(block) if fewest else block.parameters.shared_bytes
+                most = most_shared(block, fewest)
                 alone = count and not block.ahead and resident(block) < FEWEST_GROUPS
                 if block.shared_bytes() <= most and not (alone and block.parameters.fetch is None):
                     block.prefetch = wants_prefetch(block)
                     return block
     count = block.elements * block.groups
-    most = most_shared(block) if count == 1 else block.parameters.shared_bytes
+    most = most_shared(block, count == 1)
     return Declined(
         f"{'one element needs' if count == 1 else f'{count} elements need'} "
-        f"{block.shared_bytes() >> 10} KB of shared memory, and a block has {most >> 10} KB",
+        f"{-(-block.shared_bytes() >> 10)} KB of shared memory, and a block has {most >> 10} KB",
         Excess("room", block.shared_bytes() / most),
     )
 
@@ -239,7 +229,6 @@ def halves_of(block: Block) -> dict[int, Halves]:
     """Constant matrices of mode products that are better multiplied half by half."""
     found: dict[int, Halves] = {}
     asked = block.parameters.even_odd
-    asked = parity.is_wanted() if asked is None else asked
     if not (multiplies_much(block) if asked is None else asked):
         return found
     for _, step in block.plan.numbered_steps():
@@ -281,7 +270,7 @@ def wants_quads(block: Block) -> bool:
     if block.dtype.kind == "c":
         return wants_complex_quads(block, sweeps)
     few = -(-max((x.count for x in sweeps), default=0) // 8) <= FEW_OCTETS
-    most = ALONE_REGISTERS if few or share_of_quads(sweeps) > 1 else THREAD_REGISTERS
+    most = ALONE_REGISTERS if few or share_of_quads(block, sweeps) > 1 else THREAD_REGISTERS
     return any(
         longest(block, x) >= FEW_VALUES and live_registers(block.plan, x, {}) > most for x in sweeps
     )
@@ -292,7 +281,7 @@ def wants_complex_quads(block: Block, sweeps: list[Sweep]) -> bool:
     long = max((longest(block, x) for x in sweeps), default=0)
     if not long:
         return False
-    share = share_of_quads(sweeps)
+    share = share_of_quads(block, sweeps)
     live = max(live_registers(block.plan, x, {}) for x in sweeps)
     if live > MOST_COMPLEX_REGISTERS:
         return True
@@ -300,12 +289,13 @@ def wants_complex_quads(block: Block, sweeps: list[Sweep]) -> bool:
     return crowded or (long >= COMPLEX_VALUES and share < COMPLEX_SHARE)
 
 
-def share_of_quads(sweeps: Iterable[Sweep]) -> float:
-    """Time of tensor cores, which multiply whole pieces at twice the rate, of that of threads."""
+def share_of_quads(block: Block, sweeps: Iterable[Sweep]) -> float:
+    """Time of tensor cores, which multiply whole pieces, of that of threads."""
     moves = [move for sweep in sweeps for move in sweep.moves if move.matrix is not None]
     products = [(move.result.length, move.operands[0].length) for move in moves]
     pieces = sum(-(-rows // 8) * 8 * (-(-columns // 4) * 4) for rows, columns in products)
-    return pieces / 2 / max(1, sum(rows * columns for rows, columns in products))
+    wanted = max(1, sum(rows * columns for rows, columns in products))
+    return pieces / block.limits.tensor_rate / wanted
 
 
 def wants_turns(block: Block) -> bool:
@@ -417,7 +407,7 @@ def fetches(block: Block, most: int) -> Iterable[int]:
     """How many operands the copy engine may bring, the model's favourite first."""
     if block.parameters.fetch is not None:
         return (min(block.parameters.fetch, most),)
-    none = not block.quads or is_direct(block) or not has_engine()
+    none = not block.quads or is_direct(block) or not block.limits.bulk_copies
     return (0,) if none else range(most, -1, -1)
 
 
@@ -505,14 +495,14 @@ def least_blocks(block: Block) -> int:
     if block.whole:
         live = max(live_registers(block.plan, x, block.halves) for x in sweeps)
         needed = block.kept_registers + live + WHOLE_PLACES
-        most = MULTIPROCESSOR_REGISTERS // (block.threads * needed)
+        most = block.limits.registers // (block.threads * needed)
         few = min(resident(block), most, ENOUGH_THREADS // block.threads)
     elif block.accumulations:
         # Sums leave the compiler no registers to keep what it could as well read again.
         several = block.alone or any(len(x.moves) > SEVERAL_MOVES for x in sweeps)
         few = min(resident(block), BUSY_THREADS // (2 if several else 1) // block.threads)
     elif block.quads:
-        most = MULTIPROCESSOR_REGISTERS // (block.threads * quad_registers(block))
+        most = block.limits.registers // (block.threads * quad_registers(block))
         few = 1 if block.alone else min(resident(block), enough_blocks(block), most)
     elif any(is_crowded(block, stage) for stage in block.stages):
         few = min(3, round(BUSY_THREADS / block.threads))
@@ -626,7 +616,7 @@ def has_room(block: Block) -> bool:
 
 def resident(block: Block) -> int:
     """Blocks that a multiprocessor has shared memory for."""
-    return MULTIPROCESSOR_BYTES // (block.shared_bytes() + RESERVED_BYTES)
+    return block.limits.shared // (block.shared_bytes() + RESERVED_BYTES)
 
 
 def quad_registers(block: Block) -> int:
@@ -651,9 +641,10 @@ def is_direct(block: Block) -> bool:
     return 0 < block.octets() <= DIRECT_OCTETS
 
 
-def most_shared(block: Block) -> int:
-    """Bytes of shared memory that a block may have."""
-    return MOST_SHARED_BYTES.get(choices.architecture("cuda"), LEAST_SHARED_BYTES)
+def most_shared(block: Block, fewest: bool) -> int:
+    """Bytes of shared memory that a block may have, of one element or of several."""
+    most = block.limits.shared_of_block
+    return most if fewest else min(most, block.parameters.shared_bytes)
 
 
 def busy(block: Block) -> float:

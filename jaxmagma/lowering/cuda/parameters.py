@@ -7,14 +7,10 @@ from jaxmagma.plan import Middle
 
 
 # A block takes no more shared memory than every GPU since sm_80 has, unless one element needs more:
-# then what those made for float64 have.
+# then what its GPU has.
 SHARED_BYTES = 99 << 10
-MOST_SHARED_BYTES = {"sm_90": 227 << 10, "sm_100": 227 << 10, "sm_103": 227 << 10}
-LEAST_SHARED_BYTES = 163 << 10
-# Shared memory of a multiprocessor, and what the system takes of it for each block.
-MULTIPROCESSOR_BYTES = 228 << 10
+# What the system takes of shared memory for each block.
 RESERVED_BYTES = 1 << 10
-MULTIPROCESSOR_REGISTERS = 1 << 16
 CONSTANT_BYTES = 64 << 10
 MAX_THREADS = 1024
 WARP = 32

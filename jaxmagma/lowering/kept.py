@@ -1,97 +1,65 @@
 """Kernels on disk, for processes to come: what a plan became, without planning and printing again.
 
-A kernel's file has a name made of all that the kernel was made of, the package's own sources among
-it, and stands beside the machine code.  That a program is too large for one is kept there, too, and
-which parts it was divided into.  What is damaged, or cannot be read or written, is as good as not
-there.
+An entry has a name made of all that the kernel was made of, the package's own sources among it.
+That a program is too large for one is kept there, too, and which parts it was divided into.
 """
 
 import base64
-import contextlib
 import functools
-import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxmagma import choices, parity
+from jaxmagma import cache, choices
 from jaxmagma.choices import Choice
 from jaxmagma.lowering.kernel import Declined, Excess, Kernel
+from jaxmagma.lowering.target import Target
 from jaxmagma.program import ElementProgram
 
 
-def file_of(
+def name_of(
     program: ElementProgram,
     extents: Sequence[int],
-    platform: str,
+    target: Target,
     choice: Choice,
     kind: str = "kernel",
-) -> Path | None:
-    """Where the kernel of a program, or its parts, is kept; None if the user wants no cache."""
-    folder = choices.cache_folder()
-    if folder is None:
-        return None
+) -> str:
+    """The entry of a program's kernel, or of its parts."""
     # The number of elements sizes what is between them and their sum, and nothing else.
     sums = any(len(out.batch) < program.batch_rank for out in program.outputs)
     made_of = (
         _sources(),
-        platform,
-        choices.architecture(platform),
+        target.platform,
+        target.architecture,
+        target.even_odd,
         choices.key(program, constant=False),
         [x.tile for x in program.inputs],
         extents if sums else None,
         choice.parameters,
-        parity.is_wanted(),
     )
-    digest = hashlib.sha256(json.dumps(made_of).encode())
-    for operand in program.inputs:
-        if operand.constant is not None:
-            digest.update(operand.constant.array.tobytes())
-    return folder / f"{digest.hexdigest()}.{kind}"
+    constants = (x.constant.array.tobytes() for x in program.inputs if x.constant is not None)
+    return f"{cache.digest(made_of, *constants)}.{kind}"
 
 
 @functools.cache
 def _sources() -> str:
     """A digest of the package: another one makes other kernels."""
-    digest = hashlib.sha256()
-    for file in sorted(Path(choices.__file__).parent.rglob("*.py")):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
+    files = sorted(Path(choices.__file__).parent.rglob("*.py"))
+    return cache.digest(*(file.read_bytes() for file in files))
 
 
-def read(file: Path) -> Kernel | Declined | None:
-    """The kernel in a file, or why there is none, if the file says."""
-    found = read_numbers(file)
+def read(name: str) -> Kernel | Declined | None:
+    """The kernel of an entry, or why there is none, if the entry says."""
+    found = cache.read(name)
     return None if found is None else _decoded(found)
 
 
-def write(file: Path, made: Kernel | Declined) -> None:
+def write(name: str, made: Kernel | Declined) -> None:
     """Keeps a kernel, if it can, or that a program is too large for one."""
     if isinstance(made, Kernel) or made.excess is not None:
-        write_numbers(file, _encoded(made))
-
-
-def read_numbers(file: Path) -> Any:
-    """The numbers, names and lists in a file; None if there are none."""
-    try:
-        checksum, text = file.read_text().split("\n", 1)
-    except (OSError, ValueError):
-        return None
-    return json.loads(text) if checksum == _checksum(text) else None
-
-
-def write_numbers(file: Path, kept: Any) -> None:
-    """Keeps numbers, names and lists of them, if it can."""
-    text = json.dumps(kept)
-    with contextlib.suppress(OSError):
-        choices.write(file, f"{_checksum(text)}\n{text}")
-
-
-def _checksum(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+        cache.write(name, _encoded(made))
 
 
 def _encoded(made: Kernel | Declined) -> dict[str, Any]:
