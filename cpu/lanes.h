@@ -23,15 +23,20 @@ constexpr int kRegisters = 32;
 #elif defined(__AVX__)
 constexpr int kVectorBytes = 32;
 constexpr int kRegisters = 16;
+#elif defined(__aarch64__)
+constexpr int kVectorBytes = 16;
+constexpr int kRegisters = 32;
 #else
 constexpr int kVectorBytes = 16;
 constexpr int kRegisters = sizeof(void*) == 8 ? 16 : 8;
 #endif
 
-// `N` values of T in a register, and the same at an address that need not be aligned.
+// `N` values of T in a register, and in memory, whatever is there, at an address that is that of a
+// vector or need not be.
 template <typename T, int N>
 struct VectorOf {
   typedef T type __attribute__((vector_size(N * sizeof(T))));
+  typedef T aligned __attribute__((vector_size(N * sizeof(T)), may_alias));
   typedef T unaligned __attribute__((vector_size(N * sizeof(T)), aligned(alignof(T)), may_alias));
 };
 template <typename T, int N>
@@ -53,11 +58,11 @@ JAXMAGMA_INLINE void StoreN(T* p, Vector<T, N> x) {
 // Scratch is aligned to whole vectors.
 template <typename T>
 JAXMAGMA_INLINE Lanes<T> LoadLanes(const T* p) {
-  return *reinterpret_cast<const Lanes<T>*>(p);
+  return *reinterpret_cast<const typename VectorOf<T, kLanes<T>>::aligned*>(p);
 }
 template <typename T>
 JAXMAGMA_INLINE void StoreLanes(T* p, Lanes<T> x) {
-  *reinterpret_cast<Lanes<T>*>(p) = x;
+  *reinterpret_cast<typename VectorOf<T, kLanes<T>>::aligned*>(p) = x;
 }
 template <typename T>
 JAXMAGMA_INLINE Lanes<T> Splat(T x) {
