@@ -1,4 +1,4 @@
-// The executor on plans that Python has written (tests/cpu_plans.py) and on what chance makes of
+// The executor on plans that Python has written (tests/cpu_programs.py) and on what chance makes of
 // them: whatever the numbers, an error or a result, with the memory of nobody else read or written,
 // on several threads at once, and with memory that runs out anywhere. For sanitizers to watch.
 //
