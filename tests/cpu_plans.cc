@@ -37,29 +37,30 @@ static void* Allocate(size_t bytes, size_t alignment) {
   if (!p) throw std::bad_alloc();
   return p;
 }
-void* operator new(size_t bytes) {
+// Not inlined: GCC would take free() for the wrong end of what `new` made.
+[[gnu::noinline]] void* operator new(size_t bytes) {
   return Allocate(bytes, 0);
 }
-void* operator new(size_t bytes, std::align_val_t alignment) {
+[[gnu::noinline]] void* operator new(size_t bytes, std::align_val_t alignment) {
   return Allocate(bytes, static_cast<size_t>(alignment));
 }
-void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+[[gnu::noinline]] void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
   try {
     return Allocate(bytes, 0);
   } catch (const std::bad_alloc&) {
     return nullptr;
   }
 }
-void operator delete(void* p) noexcept {
+[[gnu::noinline]] void operator delete(void* p) noexcept {
   std::free(p);
 }
-void operator delete(void* p, size_t) noexcept {
+[[gnu::noinline]] void operator delete(void* p, size_t) noexcept {
   std::free(p);
 }
-void operator delete(void* p, std::align_val_t) noexcept {
+[[gnu::noinline]] void operator delete(void* p, std::align_val_t) noexcept {
   std::free(p);
 }
-void operator delete(void* p, size_t, std::align_val_t) noexcept {
+[[gnu::noinline]] void operator delete(void* p, size_t, std::align_val_t) noexcept {
   std::free(p);
 }
 
