@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -34,6 +35,8 @@ from tests.cpu_programs import einsum_program, point_matrix_program
 
 
 Array = np.ndarray[Any, Any]
+
+ROOT = Path(__file__).resolve().parent.parent
 
 # The bound assumes sums in any order; chains of up to seven products each add a few roundings.
 _ROUNDINGS = 8.0
@@ -871,8 +874,9 @@ def native_name() -> str:
 
 
 def run_elsewhere(*command: str, **env: str) -> str:
-    """What a process prints that has other environment variables."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **env}
+    """What a process prints that has other environment variables, and the same packages."""
+    paths = [*(path for path in sys.path if Path(path) != ROOT), str(ROOT)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **env}
     done = subprocess.run(
         [sys.executable, "-P", *command], env=env, capture_output=True, text=True, check=False
     )
