@@ -2,11 +2,13 @@
 
 The source is compiled as C++ with ``cuda_emulator.h`` in place of what CUDA provides, together with
 the code that computes launch parameters on a GPU.  Slow, and blind to races; but strides, layouts,
-barriers, ragged blocks and sums are the real ones.
+barriers, ragged blocks and sums are the real ones.  ``JAXMAGMA_SANITIZE`` names checks of the C++
+compiler that are to watch, if Python has loaded their library.
 """
 
 import ctypes
 import functools
+import os
 import re
 import shutil
 import subprocess
@@ -72,11 +74,17 @@ def compiler() -> str | None:
     return shutil.which("g++") or shutil.which("clang++")
 
 
+def _options() -> list[str]:
+    checks = os.environ.get("JAXMAGMA_SANITIZE")
+    sanitize = [f"-fsanitize={checks}", "-fno-sanitize-recover=all", "-g1"] if checks else []
+    return ["-std=c++17", "-fPIC", *sanitize]
+
+
 @functools.cache
 def _launch_object(folder: Path) -> Path:
     made = folder / "launch.o"
     source = ROOT / "cuda" / "launch.cc"
-    subprocess.run([str(compiler()), "-std=c++17", "-c", "-fPIC", source, "-o", made], check=True)
+    subprocess.run([str(compiler()), *_options(), "-c", source, "-o", made], check=True)
     return made
 
 
@@ -84,7 +92,7 @@ def _compile(source: str, folder: Path, name: str, *objects: Path | str) -> ctyp
     source = source.replace("extern __shared__ __align__(16) unsigned char memory[];", "")
     file, library = folder / f"{name}.cc", folder / f"{name}.so"
     file.write_text(f'#include "cuda_emulator.h"\n{source}')
-    command = [str(compiler()), "-std=c++17", "-O1", "-w", "-shared", "-fPIC"]
+    command = [str(compiler()), *_options(), "-O1", "-w", "-shared"]
     command += [f"-I{ROOT / 'tests'}", f"-I{ROOT / 'cuda'}"]
     subprocess.run([*command, file, *objects, "-o", library], check=True)
     return ctypes.CDLL(str(library))
