@@ -119,16 +119,17 @@ def _gathering(
 ) -> Any:
     """The function of all elements, some arguments being vectors of which each reads its part."""
     spread = [x if _is_index(x) else None for x in _broadcast(in_axes, args)]
-    used = list(dict.fromkeys(x for x in spread if x is not None))
+    used: dict[tuple[GatherAxis, int], jax.Array] = {}
     for axis, leaf in zip(spread, jax.tree.leaves(args), strict=True):
         if axis is not None:
             axis.check(leaf)
+            used[axis, len(leaf)] = axis.within(len(leaf))
 
     def element(indices: Sequence[jax.Array], *args: Any, **kwargs: Any) -> Any:
         return _element(fn, args, kwargs, spread, dict(zip(used, indices, strict=True)))
 
     over = jax.vmap(element, (0, *_replaced(in_axes, None)), out_axes)
-    return over([x.index for x in used], *args, **kwargs)
+    return over([*used.values()], *args, **kwargs)
 
 
 # ---- One element ---------------------------------------------------------------------------------
@@ -141,7 +142,9 @@ def _element(
     leaves, tree = jax.tree.flatten((args, kwargs))
     gathers = [*gathers, *[None] * (len(leaves) - len(gathers))]
     operands = [
-        leaf if axis is None else Gathered(leaf, indices[axis], axis.places)
+        leaf
+        if axis is None
+        else Gathered(leaf, indices[axis, len(leaf)], axis.tables, not axis.deterministic)
         for leaf, axis in zip(leaves, gathers, strict=True)
     ]
     avals = [x.aval if isinstance(x, Gathered) else jax.typeof(x) for x in operands]

@@ -30,7 +30,7 @@ from jaxmagma.jaxpr import (
     nested,
 )
 from jaxmagma.plan import one_by_one, plan
-from jaxmagma.program import Constant, Input, Output
+from jaxmagma.program import Input, Output
 
 
 # The folders whose lines are not the user's.
@@ -50,11 +50,12 @@ _OWN_VJP = {"custom_vjp_call", "custom_vjp_call_jaxpr"}
 
 @dataclass(frozen=True)
 class Gathered:
-    """The part of a vector that an element reads; ``places`` are those of all elements."""
+    """The part of a vector that an element reads; ``tables`` are those of all elements."""
 
     vector: jax.Array
     index: jax.Array
-    places: Constant
+    tables: tuple[jax.Array, ...]
+    atomic: bool
 
     @property
     def aval(self) -> jax.ShapeDtypeStruct:
@@ -124,13 +125,18 @@ def _apart(operands: Sequence[Operand]) -> Any:
     arrays = [
         array
         for x in operands
-        for array in ((x.vector, x.index) if isinstance(x, Gathered) else (x,))
+        for array in ((x.vector, x.index, *x.tables) if isinstance(x, Gathered) else (x,))
     ]
 
     def whole(arrays: Sequence[Any]) -> list[Operand]:
         remaining = iter(arrays)
         return [
-            Gathered(next(remaining), next(remaining), x.places)
+            Gathered(
+                next(remaining),
+                next(remaining),
+                tuple(next(remaining) for _ in x.tables),
+                x.atomic,
+            )
             if isinstance(x, Gathered)
             else next(remaining)
             for x in operands
@@ -198,7 +204,8 @@ class _Segment:
 
     def gather(self, x: Gathered) -> Tile:
         vector, index = self.input(x.vector), self.input(x.index, index=True)
-        return Tile(self.reader.builder.gather(vector.value, index.value, x.places))
+        tables = [self.input(table, index=True).value for table in x.tables]
+        return Tile(self.reader.builder.gather(vector.value, index.value, tables, x.atomic))
 
     def run(self, results: Sequence[Tile]) -> list[jax.Array]:
         """The values of some tiles."""

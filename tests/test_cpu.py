@@ -567,7 +567,7 @@ def test_gathers(batched: bool, components: tuple[int, ...], dtype: str) -> None
     own = (1,) if batched else ()
     vector = builder.input(Input(own, (50, *components), np.dtype(dtype)))
     at = builder.input(Input((0,), (4,), np.dtype(np.int32)))
-    value = builder.gather(vector, at, Constant(index))
+    value = builder.gather(vector, at)
     labels = "ic"[: 1 + len(components)]
     sizes = {"i": 4, "c": 3}
     total = builder.contract([(value, labels)], labels[1:], sizes)
@@ -594,8 +594,8 @@ def test_assembly(
         rng.integers(-1, size, shape).astype(np.int32)
         for (size, *_), shape in zip(vectors, shapes, strict=True)
     ]
-    tables = tuple(Constant(x) for x in indices)
-    program = assembly.program(tables, tuple(vectors), axes, np.dtype(dtype))
+    rows = tuple(x.shape[1:] for x in indices)
+    program = assembly.summing(rows, tuple(vectors), axes, np.dtype(dtype))
     values = [random(rng, (*(2,) * axes, *vector), dtype) for vector in vectors]
     check_program(program, *(x for pair in zip(values, indices, strict=True) for x in pair))
 
@@ -813,13 +813,12 @@ def test_wrong_shapes_are_errors() -> None:
 def test_no_attribute_of_an_expression_crashes() -> None:
     """As below: expressions with windows and collected operands, gathers, shared functions."""
     double, whole = np.dtype("float64"), np.dtype(np.int32)
-    index = np.array([[0, 2], [1, -1], [2, 2]], np.int32)
     builder = Builder(1)
     vector = builder.input(Input((), (3,), double))
     at = builder.input(Input((0,), (2,), whole))
     a = builder.input(Input((0,), (2, 3), double))
     s = builder.map("exp", builder.input(Input((), (2,), double)))
-    found = builder.gather(vector, at, Constant(index))
+    found = builder.gather(vector, at)
     sizes = {"i": 2, "j": 3}
     part = builder.index(a, 1, 2)
     total = builder.map("add", builder.map("mul", found, part), builder.index(a, 1, 0))
