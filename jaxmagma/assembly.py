@@ -188,7 +188,7 @@ def _sorted(index: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
     at = jnp.where((at >= 0) & (at < size), at, size)
     ordered, order = jax.lax.sort((at, jnp.arange(at.size, dtype=_INT)), num_keys=1, is_stable=True)
     entries = jnp.arange(size + 1, dtype=_INT)
-    return order, jnp.searchsorted(ordered, entries, method="scan_unrolled").astype(_INT)
+    return order, _below(jnp, ordered, entries)
 
 
 def _rows(xp: Any, start: Any, count: Any, order: Any, width: int) -> Any:
@@ -197,7 +197,7 @@ def _rows(xp: Any, start: Any, count: Any, order: Any, width: int) -> Any:
     at = start[:, None] + columns
     present = columns < count[:, None]
     if order is not None:
-        at = order.take(at, mode="clip") if order.size else at
+        at = order.take(at, mode="clip")
     table = xp.where(present, at, _INT.type(-1))
     return table if width > 1 else table[:, 0]
 
@@ -207,8 +207,7 @@ def _runs(xp: Any, start: Any, count: Any, rows: int) -> tuple[Any, Any]:
     runs = -(-count // _WIDEST)
     end = xp.cumsum(runs, dtype=_INT)
     run = xp.arange(rows, dtype=_INT)
-    entry = xp.searchsorted(end, run, side="right").astype(_INT)
-    entry = xp.minimum(entry, runs.size - 1)  # of the runs that are none
+    entry = xp.minimum(_below(xp, end, run + 1), runs.size - 1)
     before = _WIDEST * (run - (end - runs)[entry])
     own = xp.clip(count[entry] - before, 0, _WIDEST)
     return start[entry] + before, xp.where(run < end[-1], own, 0)
@@ -220,7 +219,7 @@ def _counts(xp: Any, order: Any, begin: Any) -> tuple[Any, Any]:
     widths = range(_WIDEST + 1)
     # How many contributions to the same entry stand before each one.
     place = xp.arange(count, dtype=_INT)
-    entry = xp.searchsorted(begin, place, side="right") - 1
+    entry = _below(xp, begin, place + 1) - 1
     rank = xp.where(place < begin[-1], place - begin[entry], _INT.type(-1))
     ranks = _inverse(xp, order, rank)
     # What stands in one sector is read as a whole, for the table and once more for the rest.
@@ -229,6 +228,18 @@ def _counts(xp: Any, order: Any, begin: Any) -> tuple[Any, Any]:
     last = ranks.reshape(-1, together).max(1)
     wider = xp.stack([(valence > w).sum() for w in widths])
     return wider, xp.stack([(last >= w).sum() for w in widths])
+
+
+def _below(xp: Any, ordered: Any, values: Any) -> Any:
+    """How many of some ordered integers are smaller than each value."""
+    if xp is np:
+        return np.searchsorted(ordered, values).astype(_INT)
+    below = jnp.zeros_like(values)
+    for bit in reversed(range(ordered.size.bit_length())):
+        more = below + (1 << bit)
+        last = ordered[jnp.minimum(more, ordered.size) - 1]
+        below = jnp.where((more <= ordered.size) & (last < values), more, below)
+    return below
 
 
 def _inverse(xp: Any, order: Any, values: Any) -> Any:

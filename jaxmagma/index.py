@@ -98,8 +98,8 @@ def gather(
         function is called.
       mode: ``"fill"``: what is outside of the vector is zero; ``"clip"``: it is the nearest entry.
         That is for traced indices, ``"fill"`` if nothing is said: they cannot be checked.  For
-        known ones nothing may be outside, unless a mode says otherwise.  Negative indices are
-        outside; none counts from the end.
+        known ones nothing may be outside, unless a mode says otherwise; then ``size`` is needed
+        for tables.  Negative indices are outside; none counts from the end.
       deterministic: the gradient with respect to the vector sums in a fixed order.  Otherwise the
         device adds atomically, in any order, and no tables are made.
 
@@ -200,20 +200,24 @@ def _made(
             mode = mode if size is None else None
         # A copy: what becomes of the caller's array later is no business of ours.
         index = jnp.asarray(array.astype(np.int32))
-        bound = int(array.max(initial=-1)) + 1 if size is None else size
-        if not deterministic or mode == "clip":
-            return (index, None), bound, mode
-        return (index, assembly(index, bound)), bound, mode
+        if mode is not None:
+            return (index, None), size, mode
+        bound = _range(index)[1] + 1 if size is None else size
+        return (index, assembly(index, bound) if deterministic else None), bound, None
 
 
 def _check(name: str, array: Any, size: int | None) -> None:
-    least, largest = int(array.min(initial=0)), int(array.max(initial=-1))
+    least, largest = _range(array)
     if least < 0:
         raise IndexError(f"{name}: index {least} is negative")
     if max(largest, array.size) > _LARGEST:
         raise IndexError(f"{name}: index {max(largest, array.size)} has more than 31 bits")
     if size is not None and largest >= size:
         raise IndexError(f"{name}: index {largest} is out of range for size {size}")
+
+
+def _range(array: Any) -> tuple[int, int]:
+    return (int(array.min()), int(array.max())) if array.size else (0, -1)
 
 
 def _within(name: str, index: Any, length: int, mode: str | None) -> Any:
@@ -231,7 +235,7 @@ def _within(name: str, index: Any, length: int, mode: str | None) -> Any:
     if mode == "clip":
         index = xp.clip(index, 0, max(length - 1, 0))
     elif index.dtype != np.int32:
-        index = xp.where((index >= 0) & (index < length), index, _LARGEST)
+        index = xp.where((index >= 0) & (index < length), index, index.dtype.type(_LARGEST))
     return index.astype(np.int32)
 
 

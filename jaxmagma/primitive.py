@@ -333,8 +333,8 @@ def _assemble_batch(
         return _assemble(values, index, tables, axes + 1, size), dim
     # Several indices are one, of a vector that is as many times as long.
     (several,) = {x.shape[d] for x, d in zip(arguments, dims, strict=True) if d is not None}
-    if others[0] is None:
-        tables = []  # they differ, and what the index says counts
+    if None in others:
+        tables = []  # they do not follow the index, which counts
     whole = [_with_axis(x, d, 0, several) for x, d in zip([index, *tables], others, strict=False)]
     values = _with_axis(values, dim, axes, several)
     index, *tables = assembly.of_several(*whole, size=size)
