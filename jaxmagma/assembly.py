@@ -216,18 +216,32 @@ def _runs(xp: Any, start: Any, count: Any, rows: int) -> tuple[Any, Any]:
 def _counts(xp: Any, order: Any, begin: Any) -> tuple[Any, Any]:
     """How many entries have more than ``w`` contributions, and how many sectors have such."""
     count, valence = order.size, begin[1:] - begin[:-1]
-    widths = range(_WIDEST + 1)
-    # How many contributions to the same entry stand before each one.
     place = xp.arange(count, dtype=_INT)
-    entry = _below(xp, begin, place + 1) - 1
-    rank = xp.where(place < begin[-1], place - begin[entry], _INT.type(-1))
-    ranks = _inverse(xp, order, rank)
+    if xp is np:
+        entry = np.repeat(np.arange(valence.size, dtype=_INT), valence)
+        entry = np.append(entry, np.zeros(count - entry.size, _INT))
+    else:
+        entry = _below(jnp, begin, place + 1) - 1
+    # How many contributions to the same entry stand before each one, in their own order.
+    sorted_ranks = xp.where(place < begin[-1], place - begin[entry], _INT.type(-1))
+    if xp is np:
+        ranks = np.empty_like(sorted_ranks)
+        ranks[order] = sorted_ranks
+    else:
+        ranks = jnp.zeros_like(sorted_ranks).at[order].set(sorted_ranks, unique_indices=True)
     # What stands in one sector is read as a whole, for the table and once more for the rest.
     together = _SECTOR // _VALUE
     ranks = xp.pad(ranks, (0, -count % together), constant_values=-1)
-    last = ranks.reshape(-1, together).max(1)
-    wider = xp.stack([(valence > w).sum() for w in widths])
-    return wider, xp.stack([(last >= w).sum() for w in widths])
+    last = functools.reduce(xp.maximum, (ranks[n::together] for n in range(together)))
+    return _at_least(xp, valence - 1), _at_least(xp, last)
+
+
+def _at_least(xp: Any, values: Any) -> Any:
+    """How many of the values are at least as large as each width."""
+    if xp is np:
+        found = np.bincount(np.clip(values, -1, _WIDEST) + 1, minlength=_WIDEST + 2)
+        return np.cumsum(found[::-1])[-2::-1]
+    return jnp.stack([(values >= w).sum() for w in range(_WIDEST + 1)])
 
 
 def _below(xp: Any, ordered: Any, values: Any) -> Any:
@@ -240,15 +254,6 @@ def _below(xp: Any, ordered: Any, values: Any) -> Any:
         last = ordered[jnp.minimum(more, ordered.size) - 1]
         below = jnp.where((more <= ordered.size) & (last < values), more, below)
     return below
-
-
-def _inverse(xp: Any, order: Any, values: Any) -> Any:
-    """The values of sorted contributions, as these were before."""
-    if xp is jnp:
-        return jnp.zeros_like(values).at[order].set(values, unique_indices=True)
-    unsorted = np.empty_like(values)
-    unsorted[order] = values
-    return unsorted
 
 
 # ---- Sums without tables -----------------------------------------------------------------------
