@@ -144,17 +144,18 @@ def _gathering(
 ) -> Any:
     """The function of all elements, some arguments being vectors of which each reads its part."""
     spread = [x if _is_index(x) else None for x in _broadcast(in_axes, args)]
-    used = list(dict.fromkeys(x for x in spread if x is not None))
+    used: dict[tuple[GatherAxis, int], jax.Array] = {}
     for axis, leaf in zip(spread, jax.tree.leaves(args), strict=True):
         if axis is not None:
             axis.check(leaf)
+            used[axis, len(leaf)] = axis.within(len(leaf))
 
     def element(indices: Sequence[jax.Array], *args: Any, **kwargs: Any) -> Any:
         return _element(fn, args, kwargs, given, spread, dict(zip(used, indices, strict=True)))
 
     given = args, kwargs
     over = jax.vmap(element, (0, *_replaced(in_axes, None)), out_axes, **options)
-    return over([x.index for x in used], *args, **kwargs)
+    return over([*used.values()], *args, **kwargs)
 
 
 # ---- One element ---------------------------------------------------------------------------------
@@ -203,7 +204,9 @@ def _element(
         for axis, leaf, x in zip(gathers, leaves, jax.tree.leaves(given), strict=True)
     ]
     operands = [
-        leaf if axis is None else Gathered(leaf, indices[axis], axis.places)
+        leaf
+        if axis is None
+        else Gathered(leaf, indices[axis, len(leaf)], axis.tables, not axis.deterministic)
         for axis, leaf, mapped in zip(gathers, leaves, own, strict=True)
         if mapped
     ]

@@ -37,7 +37,7 @@ from jaxmagma.jaxpr import (
     nested,
 )
 from jaxmagma.plan import one_by_one, plan
-from jaxmagma.program import Constant, Input, Output
+from jaxmagma.program import Input, Output
 
 
 # The folders whose lines are not the user's.
@@ -60,11 +60,12 @@ _OWN_DERIVATIVE = _REVERSE_ONLY | {
 
 @dataclass(frozen=True)
 class Gathered:
-    """The part of a vector that an element reads; ``places`` are those of all elements."""
+    """The part of a vector that an element reads; ``tables`` are those of all elements."""
 
     vector: jax.Array
     index: jax.Array
-    places: Constant
+    tables: tuple[jax.Array, ...]
+    atomic: bool
 
     @property
     def aval(self) -> jax.ShapeDtypeStruct:
@@ -216,7 +217,8 @@ class _Segment:
 
     def gather(self, x: Gathered) -> Tile:
         vector, index = self.input(x.vector), self.input(x.index, index=True)
-        return Tile(self.reader.builder.gather(vector.value, index.value, x.places))
+        tables = [self.input(table, index=True).value for table in x.tables]
+        return Tile(self.reader.builder.gather(vector.value, index.value, tables, x.atomic))
 
     def run(
         self, results: Sequence[Tile], variables: Sequence["_Variable"] = ()

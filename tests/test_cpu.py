@@ -28,7 +28,7 @@ from jaxmagma.lowering.cpu import encode, lower, planned
 from jaxmagma.lowering.cpu.lanes import POINT_MATRIX, Encoder
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.plan import plan
-from jaxmagma.program import Constant, ElementProgram, Input, Output
+from jaxmagma.program import ElementProgram, Input, Output
 from jaxmagma.reference import evaluate
 from tests import cpu_programs
 from tests.cpu_programs import einsum_program, point_matrix_program
@@ -515,7 +515,7 @@ def test_gathers(batched: bool, components: tuple[int, ...], dtype: str) -> None
     own = (1,) if batched else ()
     vector = builder.input(Input(own, (50, *components), np.dtype(dtype)))
     at = builder.input(Input((0,), (4,), np.dtype(np.int32)))
-    value = builder.gather(vector, at, Constant(index))
+    value = builder.gather(vector, at)
     labels = "ic"[: 1 + len(components)]
     sizes = {"i": 4, "c": 3}
     total = builder.contract([(value, labels)], labels[1:], sizes)
@@ -542,8 +542,8 @@ def test_assembly(
         rng.integers(-1, size, shape).astype(np.int32)
         for (size, *_), shape in zip(vectors, shapes, strict=True)
     ]
-    tables = tuple(Constant(x) for x in indices)
-    program = assembly.program(tables, tuple(vectors), axes, np.dtype(dtype))
+    rows = tuple(x.shape[1:] for x in indices)
+    program = assembly.summing(rows, tuple(vectors), axes, np.dtype(dtype))
     values = [random(rng, (*(2,) * axes, *vector), dtype) for vector in vectors]
     check_program(program, *(x for pair in zip(values, indices, strict=True) for x in pair))
 
@@ -790,7 +790,7 @@ def test_no_index_reads_outside(components: tuple[int, ...], dtype: str) -> None
     builder = Builder(1)
     vector = builder.input(Input((), (50, *components), np.dtype(dtype)))
     at = builder.input(Input((0,), (3,), np.dtype(np.int32)))
-    value = builder.gather(vector, at, Constant(np.zeros_like(index)))
+    value = builder.gather(vector, at)
     program = builder.build([Output(value, (0,))]).program
     x = random(np.random.default_rng(0), (50, *components), dtype)
     inside = ((index >= 0) & (index < 50)).reshape(*index.shape, *(1,) * len(components))

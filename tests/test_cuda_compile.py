@@ -61,8 +61,8 @@ UNSPILLED: dict[str, ElementProgram] = {
     **{f"gradient of mass p={p}": gradient(mass(p, constant=False)) for p in range(1, 9)},
     "rectangular product": product(7, 9, 13),
     "product, float32": product(12, 12, 12, dtype="float32"),
-    "assembly": cuda_fused.assembling(3, (16, 3), 100),
-    "narrow assembly": cuda_fused.assembling(1, (2, 1), 100),
+    "assembly": cuda_fused.assembling(3, (16, 3)),
+    "narrow assembly": cuda_fused.assembling(1, (2, 1)),
 }
 SYMMETRIC: dict[str, ElementProgram] = {
     **{f"mass p={p}": mass(p, sign=1) for p in (4, 5, 6, 7, 8, 9, 11, 12, 13, 14, 15)},
@@ -353,7 +353,7 @@ def test_numbers_of_split_fused_products(p: int, quads: bool, emulated: Path, x6
 def test_numbers_of_split_gathered_products(
     sign: int, quads: bool, emulated: Path, x64: None
 ) -> None:
-    program = cuda_fused.gathered_symmetric(sign, 50, 5)
+    program = cuda_fused.gathered_symmetric(sign, 50)
     kernel = lowered(program, (5,), quads=quads, even_odd=True)
     arrays = cuda_fused.indexed(program, 5)
     got = cuda_emulator.run(kernel, program, arrays, emulated)
@@ -719,7 +719,7 @@ def test_numbers_of_the_gradient_of_a_collocated_operator(
 def test_numbers_of_gathered_vectors(
     components: int, quads: bool, emulated: Path, x64: None
 ) -> None:
-    program = cuda_fused.gathering(components, 50, 13)
+    program = cuda_fused.gathering(components, 50)
     arrays = cuda_fused.indexed(program, 13)
     kernel = lowered(program, (13,), quads=quads)
     got = cuda_emulator.run(kernel, program, arrays, emulated)
@@ -740,7 +740,7 @@ def test_gathered_vectors_come_ahead(
     components: int, options: dict[str, Any], elements: int, emulated: Path, x64: None
 ) -> None:
     """Two blocks share the slices: what is there of one is replaced by what is after the next."""
-    program = cuda_fused.gathering(components, 50, elements)
+    program = cuda_fused.gathering(components, 50)
     arrays = cuda_fused.indexed(program, elements)
     kernel = lowered(program, (elements,), ahead=True, **options)
     got = cuda_emulator.run(kernel, program, arrays, emulated)
@@ -765,7 +765,7 @@ def test_gathers_stay_in_their_vectors(options: dict[str, Any], emulated: Path, 
 
 @pytest.mark.parametrize("elements", [1, 7])
 def test_what_meets_gathered_values_comes_ahead(elements: int, emulated: Path, x64: None) -> None:
-    program = cuda_fused.gathered_mass(200, elements)
+    program = cuda_fused.gathered_mass(200)
     kernel = lowered(program, (elements,), quads=True, threads=64, fetch=1)
     rng = np.random.default_rng(elements)
     places = rng.integers(-1, 200, (elements, 9, 9)).astype(np.int32)
@@ -780,7 +780,7 @@ def test_what_meets_gathered_values_comes_ahead(elements: int, emulated: Path, x
 def test_numbers_of_assembly(
     components: int, widths: tuple[int, ...], emulated: Path, x64: None
 ) -> None:
-    program = cuda_fused.assembling(components, widths, 143)
+    program = cuda_fused.assembling(components, widths)
     arrays = cuda_fused.indexed(program, 143)
     kernel = lowered(program, (143,))
     got = cuda_emulator.run(kernel, program, arrays, emulated)
