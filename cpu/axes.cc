@@ -5,6 +5,9 @@
 namespace jaxmagma {
 namespace {
 
+// No offset of an element in an array overflows, nor does any sum or product of extents.
+constexpr int64_t kMostElements = int64_t{1} << 60;
+
 std::string ShapeText(const Array& array) {
   std::string text = "(";
   for (size_t i = 0; i < array.rank; ++i) text += (i ? ", " : "") + std::to_string(array.dims[i]);
@@ -42,8 +45,13 @@ std::string FindExtents(const Plan& plan, const std::vector<Array>& arguments,
     const std::string error = Fit(name, results[o], output.batch, output.tile, extents);
     if (!error.empty()) return error;
   }
-  const bool known = std::none_of(extents.begin(), extents.end(), [](int64_t x) { return x < 0; });
-  return known ? "" : "no operand carries one of the batch axes";
+  int64_t elements = 1;
+  for (int64_t extent : extents) {
+    if (extent < 0) return "no operand carries one of the batch axes";
+    if (std::max<int64_t>(extent, 1) > kMostElements / elements) return "too many elements";
+    elements *= std::max<int64_t>(extent, 1);
+  }
+  return "";
 }
 
 // Strides in tiles of an array whose batch axes are `batch`, by axis of the program.

@@ -1,8 +1,11 @@
 // The elements of a call: the batch axes of its arrays, and in which order to walk them.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -17,9 +20,8 @@ struct Array {
   size_t rank;
 
   int64_t values() const {
-    int64_t values = 1;
-    for (size_t i = 0; i < rank; ++i) values *= dims[i];
-    return values;
+    if (std::find(dims, dims + rank, 0) != dims + rank) return 0;
+    return std::accumulate(dims, dims + rank, int64_t{1}, std::multiplies<>());
   }
 };
 

@@ -21,7 +21,9 @@ struct DirectProduct {
   // Accumulators of R x C vectors, a vector for each column and one for a factor fill the
   // registers.
   static constexpr int MostRows(int c) {
-    return kManyRegisters ? (c < 4 ? 8 : 6) : (c == 1 ? 8 : c == 2 ? 6 : c == 3 ? 4 : 2);
+    if (kManyRegisters && kBroadcasts) return c < 4 ? 8 : 6;
+    if (kManyRegisters) return c < 3 ? 8 : c == 3 ? 6 : 5;
+    return c == 1 ? 8 : c == 2 ? 6 : c == 3 ? 4 : 2;
   }
 
   // R rows and C vectors of N columns; the last of all vectors ends with the row.

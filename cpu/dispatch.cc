@@ -1,33 +1,52 @@
 // Which of the compiled instruction sets this machine runs.
 
 #include <cstdlib>
-#include <cstring>
+#include <stdexcept>
+#include <string>
 
 #include "kernels.h"
 
 namespace jaxmagma {
+namespace {
 
-const Kernels& BestKernels() {
-  static const Kernels& best = [&]() -> const Kernels& {
-    // The best first; one that is asked for by name is used only if the machine has it.
-    const char* name = std::getenv("JAXMAGMA_CPU_ISA");
-    auto wanted = [&](const Kernels& set) {
-      return !name || !*name || !std::strcmp(name, set.name);
-    };
+struct InstructionSet {
+  const Kernels& kernels;
+  bool supported;  // by this machine
+};
+
+const Kernels& Choose() {
+  // The best first; every machine has the last.
+  const InstructionSet sets[] = {
 #if JAXMAGMA_HAVE_AVX512
-    if (wanted(avx512::kKernels) && __builtin_cpu_supports("avx512f") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("fma")) {
-      return avx512::kKernels;
-    }
+      {avx512::kKernels, __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+                             __builtin_cpu_supports("avx512vl") &&
+                             __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("fma")},
 #endif
 #if JAXMAGMA_HAVE_AVX2
-    if (wanted(avx2::kKernels) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-      return avx2::kKernels;
-    }
+      {avx2::kKernels, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
 #endif
-    return baseline::kKernels;
-  }();
+      {baseline::kKernels, true},
+  };
+  const char* variable = std::getenv("JAXMAGMA_CPU_ISA");
+  const std::string name = variable ? variable : "";
+  std::string choices;
+  bool known = false;
+  for (const InstructionSet& set : sets) {
+    known |= name == set.kernels.name;
+    if (!set.supported) continue;
+    if (name.empty() || name == set.kernels.name) return set.kernels;
+    choices += (choices.empty() ? "" : ", ") + std::string(set.kernels.name);
+  }
+  throw std::invalid_argument(
+      "JAXMAGMA_CPU_ISA is '" + name + "', which " +
+      (known ? "this processor lacks" : "is no instruction set of kernels") +
+      "; it may be: " + choices);
+}
+
+}  // namespace
+
+const Kernels& BestKernels() {
+  static const Kernels& best = Choose();
   return best;
 }
 

@@ -33,7 +33,7 @@ int64_t BlockElements(const Plan& plan, const Kernels& kernels) {
   }
   if (plan.direct()) {
     int64_t values = 0;
-    for (const Input& input : plan.inputs) values += input.size;
+    for (const Input& input : plan.inputs) values += input.kind == Input::kBatched ? input.size : 0;
     for (const Output& output : plan.outputs) values += output.size;
     const int64_t elements = kDirectBytes / (values * plan.value_bytes());
     return std::clamp<int64_t>(elements, 1, kMostDirectElements);

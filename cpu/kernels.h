@@ -152,7 +152,8 @@ JAXMAGMA_DECLARE_KERNELS(avx2)
 JAXMAGMA_DECLARE_KERNELS(avx512)
 #undef JAXMAGMA_DECLARE_KERNELS
 
-// The best set this machine has, or the one JAXMAGMA_CPU_ISA names.
+// The best set this machine has, or the one JAXMAGMA_CPU_ISA names. Throws std::invalid_argument,
+// with the choices, if there is no such set here.
 const Kernels& BestKernels();
 
 }  // namespace jaxmagma

@@ -16,7 +16,8 @@ template <typename T, bool kComplex>
 struct MatrixProduct {
   using V = Value<T, kComplex>;
   static constexpr int kPlanes = kComplex ? 2 : 1;
-  static constexpr int kRows = !kComplex || kManyRegisters ? 6 : 4;
+  static constexpr int kRows =
+      kComplex ? (kBroadcasts ? 6 : 4) : (kManyRegisters && !kBroadcasts ? 5 : 6);
   static constexpr int kColumns = (kManyRegisters ? 4 : 2) / kPlanes;
 
   // R rows of the output at all of `columns` columns, C columns at a time.

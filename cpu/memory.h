@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <new>
 
@@ -20,14 +19,13 @@ constexpr int64_t RoundUp(int64_t x, int64_t to) {
 }
 
 struct Free {
-  void operator()(std::byte* p) const { std::free(p); }
+  void operator()(std::byte* p) const { ::operator delete(p, std::align_val_t{kAlignment}); }
 };
 using AlignedBytes = std::unique_ptr<std::byte[], Free>;
 
 inline AlignedBytes AllocateAligned(int64_t bytes) {
-  void* p = std::aligned_alloc(kAlignment, RoundUp(bytes > 0 ? bytes : 1, kAlignment));
-  if (!p) throw std::bad_alloc();
-  return AlignedBytes(static_cast<std::byte*>(p));
+  return AlignedBytes(static_cast<std::byte*>(
+      ::operator new(static_cast<size_t>(bytes), std::align_val_t{kAlignment})));
 }
 
 }  // namespace jaxmagma

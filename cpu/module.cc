@@ -4,7 +4,11 @@
 #include <nanobind/stl/string.h>
 
 #include <exception>
+#include <functional>
 #include <memory>
+#include <mutex>
+#include <new>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,6 +34,26 @@ constexpr XLA_FFI_TypeInfo kStateInfo = ffi::MakeTypeInfo<State>();
 
 ffi::Error InvalidArgument(const std::string& why) {
   return ffi::Error::InvalidArgument("jaxmagma_cpu: " + why);
+}
+
+// The exception that is being handled, as an error. Nothing may be thrown into XLA, not even for
+// want of memory for a message: so short a text needs none.
+ffi::Error Caught() noexcept {
+  try {
+    throw;
+  } catch (const std::bad_alloc&) {
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted, "out of memory");
+  } catch (const std::exception& e) {
+    try {
+      const bool invalid = dynamic_cast<const std::invalid_argument*>(&e) != nullptr;
+      return invalid ? InvalidArgument(e.what())
+                     : ffi::Error::Internal(std::string("jaxmagma_cpu: ") + e.what());
+    } catch (...) {
+      return ffi::Error(ffi::ErrorCode::kResourceExhausted, "out of memory");
+    }
+  } catch (...) {
+    return ffi::Error::Internal("unknown error");
+  }
 }
 
 ffi::DataType ElementType(DType dtype) {
@@ -71,8 +95,8 @@ ffi::ErrorOr<std::unique_ptr<State>> Instantiate(ffi::Span<const int64_t> code,
     auto state = std::make_unique<State>();
     state->executor = std::make_unique<const Executor>(std::move(plan));
     return state;
-  } catch (const std::exception& e) {
-    return ffi::Unexpected(ffi::Error::Internal(std::string("jaxmagma_cpu: ") + e.what()));
+  } catch (...) {
+    return ffi::Unexpected(Caught());
   }
 }
 
@@ -109,36 +133,63 @@ ffi::Error Execute(State* state, ffi::ThreadPool pool, ffi::RemainingArgs args,
     PoolHelpers helpers(pool);
     const std::string error = executor.Run(arguments, results, helpers);
     return error.empty() ? ffi::Error::Success() : InvalidArgument(error);
-  } catch (const std::exception& e) {
-    return ffi::Error::Internal(std::string("jaxmagma_cpu: ") + e.what());
+  } catch (...) {
+    return Caught();
   }
 }
 
+// Calls what `handler()` makes. XLA's header takes memory around Instantiate and Execute, too.
+template <typename Handler>
+XLA_FFI_Error* Call(XLA_FFI_CallFrame* frame, const Handler& handler) noexcept {
+  try {
+    return handler()->Call(frame);
+  } catch (...) {
+    XLA_FFI_Error_Create_Args args{};
+    args.struct_size = XLA_FFI_Error_Create_Args_STRUCT_SIZE;
+    args.message = "jaxmagma_cpu: out of memory";
+    args.errc = XLA_FFI_Error_Code_RESOURCE_EXHAUSTED;
+    return frame->api->XLA_FFI_Error_Create(&args);
+  }
+}
+
+// XLA registers queued handlers before queued types. It asks every handler for its metadata when
+// registering it, and that call brings the API table: so the type registers itself here.
+XLA_FFI_Error* RegisterState(const XLA_FFI_Api* api) {
+  static std::mutex mutex;
+  static bool registered = false;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (registered) return nullptr;
+  XLA_FFI_Error* const error =
+      ffi::Ffi::RegisterTypeId(api, "jaxmagma.cpu.state", &State::id, &kStateInfo);
+  registered = !error;
+  return error;
+}
+
 XLA_FFI_Error* InstantiateHandler(XLA_FFI_CallFrame* frame) {
-  // XLA registers queued handlers before queued types. It asks every handler for its metadata when
-  // registering it, and that call brings the API table: so the type registers itself here.
-  static XLA_FFI_Error* const error =
-      ffi::Ffi::RegisterTypeId(frame->api, "jaxmagma.cpu.state", &State::id, &kStateInfo);
-  if (error) return error;
-  static auto* const handler = ffi::Ffi::BindInstantiate()
-                                   .Attr<ffi::Span<const int64_t>>("plan")
-                                   .Attr<ffi::Span<const uint8_t>>("constants")
-                                   .To(Instantiate)
-                                   .release();
-  return handler->Call(frame);
+  if (XLA_FFI_Error* const error = RegisterState(frame->api)) return error;
+  return Call(frame, [] {
+    static auto* const handler = ffi::Ffi::BindInstantiate()
+                                     .Attr<ffi::Span<const int64_t>>("plan")
+                                     .Attr<ffi::Span<const uint8_t>>("constants")
+                                     .To(Instantiate)
+                                     .release();
+    return handler;
+  });
 }
 
 XLA_FFI_Error* ExecuteHandler(XLA_FFI_CallFrame* frame) {
-  static auto* const handler = ffi::Ffi::Bind<ffi::ExecutionStage::kExecute>()
-                                   .Ctx<ffi::State<State>>()
-                                   .Ctx<ffi::ThreadPool>()
-                                   .RemainingArgs()
-                                   .RemainingRets()
-                                   .Attr<ffi::Span<const int64_t>>("plan")
-                                   .Attr<ffi::Span<const uint8_t>>("constants")
-                                   .To(Execute)
-                                   .release();
-  return handler->Call(frame);
+  return Call(frame, [] {
+    static auto* const handler = ffi::Ffi::Bind<ffi::ExecutionStage::kExecute>()
+                                     .Ctx<ffi::State<State>>()
+                                     .Ctx<ffi::ThreadPool>()
+                                     .RemainingArgs()
+                                     .RemainingRets()
+                                     .Attr<ffi::Span<const int64_t>>("plan")
+                                     .Attr<ffi::Span<const uint8_t>>("constants")
+                                     .To(Execute)
+                                     .release();
+    return handler;
+  });
 }
 
 nb::capsule Capsule(XLA_FFI_Handler* handler) {
@@ -147,6 +198,7 @@ nb::capsule Capsule(XLA_FFI_Handler* handler) {
 
 NB_MODULE(_cpu, m) {
   m.def("registrations", [] {
+    BestKernels();  // throws if there are none such as the environment asks for
     nb::dict stages;
     stages["instantiate"] = Capsule(InstantiateHandler);
     stages["execute"] = Capsule(ExecuteHandler);

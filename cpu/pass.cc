@@ -34,7 +34,7 @@ double Nanoseconds(const Plan& plan) {
   int64_t values = 0;
   for (const Input& input : plan.inputs) values += input.kind == Input::kBatched ? input.size : 0;
   for (const Output& output : plan.outputs) values += output.size;
-  return static_cast<double>(plan.flops * plan.planes() * plan.planes()) / 20 +
+  return static_cast<double>(plan.flops) * static_cast<double>(plan.planes() * plan.planes()) / 20 +
          static_cast<double>(values * plan.value_bytes()) / 10;
 }
 
@@ -180,7 +180,7 @@ Pass::Pass(const Plan& plan, const Kernels& kernels, const Schedule& whole, cons
   }
   stream_ = all_bytes > kLastCacheBytes;
   // Hardware prefetchers see what elements that are read one by one will read next.
-  read_ahead_ = !plan_.direct() && bytes * elements_ > kCachedBytes;
+  read_ahead_ = !plan_.direct() && elements_ > kCachedBytes / std::max<int64_t>(bytes, 1);
   if (read_ahead_) {
     late_reads_ = LateReads(finder_.operands(), inputs.size(), whole_.block_elements);
   }

@@ -10,6 +10,7 @@ namespace {
 constexpr int64_t kVersion = 4;
 constexpr int64_t kLargest = int64_t{1} << 20;  // values of scratch, of shared memory, loops
 constexpr int64_t kLargestVector = int64_t{1} << 48;
+constexpr int64_t kMostTables = int64_t{1} << 26;  // entries of all tables of offsets and panels
 constexpr int64_t kMostSlots = 1 << 16;
 constexpr int64_t kMostPointRows = 3;
 
@@ -86,15 +87,20 @@ void ReadLoops(Reader& reader, int operands, std::vector<Loop>& loops) {
   }
 }
 
-// Whether the tables of a loop nest, kept and summed loops apart, are of reasonable size.
-bool Reasonable(const std::vector<Loop>& loops) {
-  int64_t kept = 1, summed = 1;
+// Takes the tables of a loop nest, kept and summed loops apart, and the panel of a shared operand
+// of a product from the `room` that is left for all of a plan. Returns whether there was as much.
+bool Reserve(const std::vector<Loop>& loops, bool panel, int64_t& room) {
+  int64_t kept = 1, summed = 1, packed = 1;
   for (const Loop& loop : loops) {
     int64_t& points = loop.out ? kept : summed;
     points *= loop.extent;
     if (points > kLargest) return false;
+    if (!panel || (loop.out && !loop.left)) continue;
+    packed *= loop.extent;
+    if (packed > kMostTables) return false;
   }
-  return true;
+  room -= kept + summed + packed;
+  return room >= 0;
 }
 
 // The values behind the start of an operand of a Gemm; none if there is no such operand.
@@ -119,7 +125,8 @@ bool ReadAddress(Reader& reader, const Plan& plan, const Instruction& step, Addr
   return a.stride >= 1 && a.offset < a.stride && a.place + a.stride <= step.slots;
 }
 
-bool ReadMicro(Reader& reader, const Plan& plan, const Instruction& step, MicroOperation& m) {
+bool ReadMicro(Reader& reader, const Plan& plan, const Instruction& step, int64_t& room,
+               MicroOperation& m) {
   m.kind = static_cast<MicroOperation::Kind>(reader.UpTo(MicroOperation::kWindow));
   if (m.kind == MicroOperation::kFunction) {
     m.function = reader.UpTo(kFunctions - 1);
@@ -159,7 +166,8 @@ bool ReadMicro(Reader& reader, const Plan& plan, const Instruction& step, MicroO
       points *= loop.extent;
       if (points > kLargest) return false;
     }
-    if (points != step.count) return false;
+    room -= points;
+    if (points != step.count || room < 0) return false;
   }
   return !reader.failed() && m.slot < step.slots &&
          Fits(m.place, m.loops, &Loop::left, m.shared ? plan.shared_size : plan.scratch_size);
@@ -167,7 +175,8 @@ bool ReadMicro(Reader& reader, const Plan& plan, const Instruction& step, MicroO
 
 // ---- Instructions ----------------------------------------------------------------------------
 
-bool ReadInstruction(Reader& reader, const Plan& plan, bool shared, Instruction& step) {
+bool ReadInstruction(Reader& reader, const Plan& plan, bool shared, int64_t& room,
+                     Instruction& step) {
   const int64_t here = shared ? plan.shared_size : plan.scratch_size;
   step.opcode = static_cast<Opcode>(reader.UpTo(static_cast<int64_t>(Opcode::kPointMatrix)));
   if (reader.failed()) return false;
@@ -209,7 +218,8 @@ bool ReadInstruction(Reader& reader, const Plan& plan, bool shared, Instruction&
       if (reader.failed() || step.right_shared != shared || (shared && !step.left_shared)) {
         return false;
       }
-      return Reasonable(step.loops) && Fits(step.out, step.loops, &Loop::out, here) &&
+      return Reserve(step.loops, step.left_shared, room) &&
+             Fits(step.out, step.loops, &Loop::out, here) &&
              Fits(step.left, step.loops, &Loop::left, step.left_shared ? plan.shared_size : here) &&
              Fits(step.right, step.loops, &Loop::right, here);
     }
@@ -218,7 +228,7 @@ bool ReadInstruction(Reader& reader, const Plan& plan, bool shared, Instruction&
       step.out = reader.UpTo(kLargest);
       step.left = reader.UpTo(kLargest);
       ReadLoops(reader, 1, step.loops);
-      return !reader.failed() && Reasonable(step.loops) &&
+      return !reader.failed() && Reserve(step.loops, false, room) &&
              Fits(step.out, step.loops, &Loop::out, here) &&
              Fits(step.left, step.loops, &Loop::left, here);
     case Opcode::kZero:
@@ -246,7 +256,7 @@ bool ReadInstruction(Reader& reader, const Plan& plan, bool shared, Instruction&
       step.right = reader.UpTo(kLargest);
       step.third = reader.UpTo(kLargest);
       ReadLoops(reader, 3, step.loops);
-      if (reader.failed() || !shared || !Reasonable(step.loops)) return false;
+      if (reader.failed() || !shared || !Reserve(step.loops, false, room)) return false;
       for (const Loop& loop : step.loops) {
         if (loop.out == 0) return false;
       }
@@ -277,7 +287,7 @@ bool ReadInstruction(Reader& reader, const Plan& plan, bool shared, Instruction&
       step.micros.resize(reader.Count());
       if (reader.failed() || shared) return false;
       for (MicroOperation& m : step.micros) {
-        if (!ReadMicro(reader, plan, step, m)) return false;
+        if (!ReadMicro(reader, plan, step, room, m)) return false;
       }
       return true;
     case Opcode::kGemm: {
@@ -287,7 +297,9 @@ bool ReadInstruction(Reader& reader, const Plan& plan, bool shared, Instruction&
       g.right = reader.UpTo(kLargest);
       g.left_shared = reader.UpTo(1);
       g.right_shared = reader.UpTo(1);
-      for (int64_t* extent : {&g.rows, &g.columns, &g.inner}) *extent = reader.UpTo(kLargest, 1);
+      g.rows = reader.UpTo(kLargest, 1);
+      g.columns = reader.UpTo(kLargest, 2);  // a vector of columns has at least two
+      g.inner = reader.UpTo(kLargest, 1);
       for (int64_t* stride :
            {&g.left_row, &g.left_inner, &g.right_inner, &g.right_column, &g.out_row}) {
         *stride = reader.UpTo(kLargest);
@@ -341,11 +353,12 @@ bool Decode(Reader& reader, size_t constants_size, Plan& plan) {
     if (reader.failed() || output.size < 0) return false;
   }
 
+  int64_t room = kMostTables;
   for (bool shared : {true, false}) {
     std::vector<Instruction>& steps = shared ? plan.shared_steps : plan.steps;
     steps.resize(reader.Count());
     for (Instruction& step : steps) {
-      if (!ReadInstruction(reader, plan, shared, step)) return false;
+      if (!ReadInstruction(reader, plan, shared, room, step)) return false;
       // Direct steps do not mix with those that work on lanes.
       if ((step.opcode == Opcode::kGemm) != (steps[0].opcode == Opcode::kGemm)) return false;
     }

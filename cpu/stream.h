@@ -26,11 +26,11 @@ JAXMAGMA_INLINE void StreamLanes(T* p, Lanes<T> x) {
 #elif defined(__SSE2__)
   _mm_stream_si128(reinterpret_cast<__m128i*>(p), reinterpret_cast<__m128i>(x));
 #else
-  StoreLanes(p, x);
+  StoreN<kLanes<T>>(p, x);
 #endif
 }
 
-// Sends the first lines.
+// Sends the first lines. What they hold is not integers, so that only what may alias will do.
 JAXMAGMA_INLINE void Send(Lines& lines, int64_t count) {
   using T = int64_t;
   lines.count -= count;
@@ -38,7 +38,7 @@ JAXMAGMA_INLINE void Send(Lines& lines, int64_t count) {
 #pragma GCC unroll 4
     for (int64_t byte = 0; byte < kCacheLine; byte += kVectorBytes) {
       StreamLanes(reinterpret_cast<T*>(lines.to + byte),
-                  LoadLanes(reinterpret_cast<const T*>(lines.from + byte)));
+                  LoadN<kLanes<T>>(reinterpret_cast<const T*>(lines.from + byte)));
     }
   }
 }

@@ -11,6 +11,9 @@
 namespace jaxmagma::JAXMAGMA_ISA {
 
 constexpr bool kManyRegisters = kRegisters >= 32;
+// Whether a multiply-add reads a factor for all lanes from memory. Where it does not, factors are
+// in registers, too, and compilers load several of them ahead.
+constexpr bool kBroadcasts = kVectorBytes == 64;
 
 // A value in lanes: real, or real and imaginary parts apart.
 template <typename T, bool kComplex>

@@ -52,6 +52,10 @@ ffi::Error DoExecute(cudaStream_t stream, ffi::AnyBuffer a, ffi::AnyBuffer b,
   try {
     const Bgemm* bgemm = Find(a.element_type(), size);
     if (bgemm == nullptr) return Fail("no kernel for matrices of size " + std::to_string(size));
+    if (b.element_type() != a.element_type() || c->element_type() != a.element_type()) {
+      return Fail("operands and result have different dtypes");
+    }
+    if (transposed < 0 || transposed > 7) return Fail("an attribute is out of range");
     const auto values = static_cast<int64_t>(a.element_count());
     if (values % (size * size) != 0 || b.element_count() != a.element_count() ||
         c->element_count() != a.element_count()) {
@@ -76,6 +80,8 @@ ffi::Error DoExecute(cudaStream_t stream, ffi::AnyBuffer a, ffi::AnyBuffer b,
     return result == cudaSuccess ? ffi::Error::Success() : Fail(cudaGetErrorString(result));
   } catch (const std::exception& e) {
     return Fail(e.what());
+  } catch (...) {
+    return Fail("an unknown exception");
   }
 }
 

@@ -41,10 +41,24 @@ Loaded Load() {
   JAXMAGMA_FIND(library_global, cuLibraryGetGlobal);
   JAXMAGMA_FIND(kernel_function, cuKernelGetFunction);
   JAXMAGMA_FIND(function_set_attribute, cuFuncSetAttribute);
-  JAXMAGMA_FIND(copy_to_device, cuMemcpyHtoD);
+  JAXMAGMA_FIND(copy_to_device, cuMemcpyHtoDAsync);
   JAXMAGMA_FIND(copy_on_device, cuMemcpyDtoDAsync);
   JAXMAGMA_FIND(most_blocks, cuOccupancyMaxActiveBlocksPerMultiprocessor);
   JAXMAGMA_FIND(launch, cuLaunchKernel);
+  JAXMAGMA_FIND(stream_create, cuStreamCreate);
+  JAXMAGMA_FIND(stream_destroy, cuStreamDestroy);
+  JAXMAGMA_FIND(stream_synchronize, cuStreamSynchronize);
+  JAXMAGMA_FIND(stream_id, cuStreamGetId);
+  JAXMAGMA_FIND(stream_wait, cuStreamWaitEvent);
+  JAXMAGMA_FIND(event_create, cuEventCreate);
+  JAXMAGMA_FIND(event_destroy, cuEventDestroy);
+  JAXMAGMA_FIND(event_record, cuEventRecord);
+  JAXMAGMA_FIND(event_query, cuEventQuery);
+  JAXMAGMA_FIND(exchange_capture_mode, cuThreadExchangeStreamCaptureMode);
+  JAXMAGMA_FIND(user_object_create, cuUserObjectCreate);
+  JAXMAGMA_FIND(user_object_release, cuUserObjectRelease);
+  JAXMAGMA_FIND(graph_retain, cuGraphRetainUserObject);
+  find(loaded.driver.capture_info, "cuStreamGetCaptureInfo_v2");
 #undef JAXMAGMA_FIND
 #undef JAXMAGMA_QUOTE
   if (loaded.error.empty()) {

@@ -24,10 +24,26 @@ struct Driver {
   decltype(&::cuLibraryGetGlobal) library_global;
   decltype(&::cuKernelGetFunction) kernel_function;
   decltype(&::cuFuncSetAttribute) function_set_attribute;
-  decltype(&::cuMemcpyHtoD) copy_to_device;
+  decltype(&::cuMemcpyHtoDAsync) copy_to_device;
   decltype(&::cuMemcpyDtoDAsync) copy_on_device;
   decltype(&::cuOccupancyMaxActiveBlocksPerMultiprocessor) most_blocks;
   decltype(&::cuLaunchKernel) launch;
+  decltype(&::cuStreamCreate) stream_create;
+  decltype(&::cuStreamDestroy) stream_destroy;
+  decltype(&::cuStreamSynchronize) stream_synchronize;
+  decltype(&::cuStreamGetId) stream_id;
+  decltype(&::cuStreamWaitEvent) stream_wait;
+  decltype(&::cuEventCreate) event_create;
+  decltype(&::cuEventDestroy) event_destroy;
+  decltype(&::cuEventRecord) event_record;
+  decltype(&::cuEventQuery) event_query;
+  decltype(&::cuThreadExchangeStreamCaptureMode) exchange_capture_mode;
+  decltype(&::cuUserObjectCreate) user_object_create;
+  decltype(&::cuUserObjectRelease) user_object_release;
+  decltype(&::cuGraphRetainUserObject) graph_retain;
+  // The form that every supported toolkit and driver has.
+  CUresult (*capture_info)(CUstream, CUstreamCaptureStatus*, cuuint64_t*, CUgraph*,
+                           const CUgraphNode**, size_t*);
 
   std::string Why(CUresult result) const;
 };

@@ -40,18 +40,19 @@ __device__ __forceinline__ void copy(T* to, const T* from, bool present) {
 
 // Brings what vectors of COMPONENTS for each place have there to the tiles.
 template <int COMPONENTS, int THREADS, int ELEMENTS, int SIZE, class To, class From>
-__device__ __forceinline__ void gather(int thread, const To& to, const From& from,
+__device__ __forceinline__ void gather(int thread, const To& to, const From& from, int length,
                                        const Places<THREADS, ELEMENTS, SIZE>& places) {
   using Some = Places<THREADS, ELEMENTS, SIZE>;
 #pragma unroll
   for (int n = 0; n < Some::count; ++n) {
     const int i = thread + n * THREADS;
     if (i < Some::all) {
-      const long long at = places.at[n];
-      const auto* const source = from(i / SIZE) + (at < 0 ? 0 : at) * COMPONENTS;
+      const bool present = inside(places.at[n], length);
+      const long long at = present ? places.at[n] : 0;
+      const auto* const source = from(i / SIZE) + at * COMPONENTS;
       auto* const target = to(i / SIZE) + i % SIZE * COMPONENTS;
 #pragma unroll
-      for (int c = 0; c < COMPONENTS; ++c) copy(target + c, source + c, at >= 0);
+      for (int c = 0; c < COMPONENTS; ++c) copy(target + c, source + c, present);
     }
   }
 }

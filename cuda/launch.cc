@@ -1,6 +1,7 @@
 #include "launch.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace jaxmagma {
 namespace {
@@ -47,20 +48,34 @@ int64_t WholeRounds(int64_t chunks, int64_t sums, int64_t most_blocks) {
   return std::max<int64_t>(1, rounds * most_blocks / sums);
 }
 
-}  // namespace
-
-std::string Prepare(const Signature& signature, const std::vector<Array>& arrays,
-                    int64_t most_blocks, Launch& launch) {
-  const size_t rank = signature.order.size();
-  std::vector<int64_t> extents(rank, -1);
-  for (const auto& pointer : signature.pointers) {
-    if (pointer.buffer < 0 || static_cast<size_t>(pointer.buffer) >= arrays.size()) {
-      return "the call has too few buffers";
+// Values of the axes of an array from one on; -1 if they are more than there can be.
+int64_t Values(const Array& array, size_t first) {
+  int64_t values = 1;
+  for (size_t axis = first; axis < array.rank; ++axis) {
+    if (array.dims[axis] < 0 || __builtin_mul_overflow(values, array.dims[axis], &values)) {
+      return -1;
     }
+  }
+  return values;
+}
+
+std::string Named(int64_t buffer) {
+  return "buffer " + std::to_string(buffer);
+}
+
+// The extents of the batch axes, on which all arrays agree.
+std::string FindExtents(const Signature& signature, const std::vector<Array>& arrays,
+                        std::vector<int64_t>& extents) {
+  for (const auto& pointer : signature.pointers) {
+    if (static_cast<size_t>(pointer.buffer) >= arrays.size()) return "the call has too few buffers";
     const Array& array = arrays[pointer.buffer];
-    if (array.rank < pointer.axes.size()) return "an array has too few axes";
+    if (array.rank < pointer.axes.size()) return Named(pointer.buffer) + " has too few axes";
+    if (array.itemsize != pointer.itemsize) {
+      return Named(pointer.buffer) + " has values of " + std::to_string(array.itemsize) +
+             " bytes, not " + std::to_string(pointer.itemsize);
+    }
     for (size_t n = 0; n < pointer.axes.size(); ++n) {
-      for (size_t axis = 0; axis < rank; ++axis) {
+      for (size_t axis = 0; axis < extents.size(); ++axis) {
         if (signature.order[axis] != pointer.axes[n]) continue;
         if (extents[axis] >= 0 && extents[axis] != array.dims[n]) {
           return "arrays disagree on the extent of a batch axis";
@@ -69,29 +84,78 @@ std::string Prepare(const Signature& signature, const std::vector<Array>& arrays
       }
     }
   }
+  const auto unknown = [](int64_t extent) { return extent < 0; };
+  return std::any_of(extents.begin(), extents.end(), unknown) ? "no array has one of the batch axes"
+                                                              : "";
+}
+
+// The arrays that sums are made in and go to are as large as the kernels think.
+std::string CheckSums(const Signature& signature, const std::vector<Array>& arrays, int64_t outer) {
+  const size_t count = arrays.size();
+  for (const auto& sum : signature.sums) {
+    if (static_cast<size_t>(sum.workspace) >= count || static_cast<size_t>(sum.result) >= count) {
+      return "the call has too few buffers";
+    }
+    const Array& workspace = arrays[sum.workspace];
+    const Array& first = arrays[signature.sums[0].workspace];
+    if (workspace.rank != 3 || workspace.dims[0] != outer || workspace.dims[1] < 1 ||
+        workspace.dims[1] != first.dims[1] || workspace.dims[2] != sum.size ||
+        Values(workspace, 0) < 0) {
+      return "the workspace has the wrong shape";
+    }
+    if (Values(arrays[sum.result], 0) != outer * sum.size ||
+        arrays[sum.result].itemsize != workspace.itemsize) {
+      return Named(sum.result) + " is not as large as its sums";
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string Prepare(const Signature& signature, const std::vector<Array>& arrays,
+                    int64_t most_blocks, Launch& launch) {
+  const size_t rank = signature.order.size();
+  std::vector<int64_t> extents(rank, -1);
+  std::string error = FindExtents(signature, arrays, extents);
+  if (!error.empty()) return error;
   int64_t inner = 1;
   launch.outer = 1;
   for (size_t axis = 0; axis < rank; ++axis) {
-    if (extents[axis] < 0) return "no array has one of the batch axes";
-    (static_cast<int64_t>(axis) < signature.kept ? launch.outer : inner) *= extents[axis];
+    int64_t& product = static_cast<int64_t>(axis) < signature.kept ? launch.outer : inner;
+    if (__builtin_mul_overflow(product, extents[axis], &product)) return "too many elements";
+  }
+  error = CheckSums(signature, arrays, launch.outer);
+  if (!error.empty()) return error;
+  for (const auto& pointer : signature.pointers) {
+    const int64_t values = Values(arrays[pointer.buffer], pointer.axes.size());
+    const bool sum = std::any_of(signature.sums.begin(), signature.sums.end(),
+                                 [&](const auto& x) { return x.workspace == pointer.buffer; });
+    if (!sum && values != pointer.size) {
+      return Named(pointer.buffer) + " has tiles of " + std::to_string(values) + " values, not " +
+             std::to_string(pointer.size);
+    }
   }
   launch.chunks = 1;
   if (signature.sums.empty()) {
     launch.blocks = inner / signature.elements + (inner % signature.elements != 0);
     if (signature.resident) launch.blocks = std::min(launch.blocks, most_blocks);
   } else {
-    const int64_t workspace = signature.sums[0].workspace;
-    if (workspace < 0 || static_cast<size_t>(workspace) >= arrays.size() ||
-        arrays[workspace].rank != 3 || arrays[workspace].dims[0] != launch.outer) {
-      return "the workspace has the wrong shape";
-    }
-    launch.chunks = WholeRounds(arrays[workspace].dims[1], launch.outer, most_blocks);
+    const Array& workspace = arrays[signature.sums[0].workspace];
+    launch.chunks = WholeRounds(workspace.dims[1], launch.outer, most_blocks);
     launch.blocks = launch.outer * launch.chunks;
   }
 
   std::vector<std::vector<int64_t>> strides;
   for (const auto& pointer : signature.pointers) {
-    launch.pointers.push_back(arrays[pointer.buffer].data);
+    const Array& array = arrays[pointer.buffer];
+    launch.pointers.push_back(array.data);
+    if (pointer.gathered) {
+      if (array.rank <= pointer.axes.size()) return "a gathered vector has no axis";
+      const int64_t length = array.dims[pointer.axes.size()];
+      if (length > std::numeric_limits<int32_t>::max()) return "a gathered vector is too long";
+      launch.lengths.push_back(static_cast<int>(length));
+    }
     if (!pointer.axes.empty()) {
       strides.push_back(Strides(signature, pointer, arrays[pointer.buffer]));
     }

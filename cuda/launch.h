@@ -11,12 +11,16 @@ struct Array {
   void* data;
   const int64_t* dims;
   size_t rank;
+  int64_t itemsize;  // bytes of a value
 };
 
 // How a kernel reads its call. The call's buffers are its operands, then its results.
 struct Signature {
   struct Pointer {
-    int64_t buffer;
+    int64_t buffer = 0;
+    int64_t size = 0;           // values of a tile
+    int64_t itemsize = 0;       // bytes of a value
+    bool gathered = false;      // a vector, read where an index says: the kernel is told its length
     std::vector<int64_t> axes;  // the batch axes of the array, slowest first
   };
   struct Sum {
@@ -32,10 +36,12 @@ struct Signature {
   bool resident = false;  // no more blocks than a device has room for: they take turns
 };
 
-// The kernel's first parameter (see batch.cuh), the others, and the number of blocks.
+// The kernel's parameters: a Batch (see batch.cuh), pointers, and the lengths of gathered vectors;
+// and the number of blocks.
 struct Launch {
   std::vector<int64_t> batch;
   std::vector<void*> pointers;
+  std::vector<int> lengths;
   int64_t blocks = 0;
   int64_t outer = 1;
   int64_t chunks = 1;

@@ -140,13 +140,13 @@ __device__ __forceinline__ auto get(const Place<T, W>& from) {
 }
 
 template <int COMPONENTS, class T, int W, class Component>
-__device__ __forceinline__ auto gathered(const Place<T, W>& vector,
+__device__ __forceinline__ auto gathered(const Place<T, W>& vector, int length,
                                          const Place<const int, W>& index,
                                          const Component& component) {
   Pack<typename Mutable<T>::type, W> x;
 #pragma unroll
   for (int w = 0; w < W; ++w) {
-    x.value[w] = gathered<COMPONENTS>(vector.at[w], index.at[w], of_fibre(component, w));
+    x.value[w] = gathered<COMPONENTS>(vector.at[w], length, index.at[w], of_fibre(component, w));
   }
   return x;
 }
@@ -169,13 +169,13 @@ __device__ __forceinline__ auto load(const Own<W>&, const Place<T, W>& from) {
 }
 
 template <int N, int STRIDE, int COMPONENT, int COMPONENTS, class T, int W, class Component>
-__device__ __forceinline__ auto load_gathered(const Own<W>&, const Place<T, W>& vector,
+__device__ __forceinline__ auto load_gathered(const Own<W>&, const Place<T, W>& vector, int length,
                                               const Place<const int, W>& index,
                                               const Component& component) {
   Fibre<Pack<typename Mutable<T>::type, W>, N> x;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    x[i] = gathered<COMPONENTS>(vector, index + i * STRIDE, component + i * COMPONENT);
+    x[i] = gathered<COMPONENTS>(vector, length, index + i * STRIDE, component + i * COMPONENT);
   }
   return x;  // (N), W times
 }

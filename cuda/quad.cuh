@@ -93,14 +93,14 @@ __device__ __forceinline__ auto load(const Q& quad, const Place<T, W>& from) {
 
 template <int N, int STRIDE, int COMPONENT, int COMPONENTS, class Q, class T, int W,
           class Component>
-__device__ __forceinline__ auto load_gathered(const Q& quad, const Place<T, W>& vector,
+__device__ __forceinline__ auto load_gathered(const Q& quad, const Place<T, W>& vector, int length,
                                               const Place<const int, W>& index,
                                               const Component& component) {
   QuadFibre<typename Mutable<T>::type, W, N, Q> x;
 #pragma unroll
   for (int slot = 0; slot < x.slots; ++slot) {
     const int i = position<N>(quad, slot);
-    x[slot] = gathered<COMPONENTS>(vector, index + i * STRIDE, component + i * COMPONENT);
+    x[slot] = gathered<COMPONENTS>(vector, length, index + i * STRIDE, component + i * COMPONENT);
   }
   return x;  // (N), W times
 }

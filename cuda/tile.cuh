@@ -89,20 +89,26 @@ __device__ __forceinline__ void put(T* to, T x) {
   *to = x;
 }
 
-// A component of what a vector of COMPONENTS each has at `index`; zero if that is negative.
+// Whether an index is one of a vector of `length`: neither negative nor beyond its end.
+__device__ __forceinline__ bool inside(int at, int length) {
+  return static_cast<unsigned>(at) < static_cast<unsigned>(length);
+}
+
+// A component of what a vector of COMPONENTS each has at `index`; zero if there is nothing.
 template <int COMPONENTS, class T>
-__device__ __forceinline__ T gathered(const T* vector, const int* index, int component) {
-  const long long at = *index;
-  return at < 0 ? T{} : vector[at * COMPONENTS + component];
+__device__ __forceinline__ T gathered(const T* vector, int length, const int* index,
+                                      int component) {
+  const int at = *index;
+  return inside(at, length) ? vector[static_cast<long long>(at) * COMPONENTS + component] : T{};
 }
 
 template <int N, int STRIDE, int COMPONENT, int COMPONENTS, class T>
-__device__ __forceinline__ Fibre<T, N> load_gathered(const T* vector, const int* index,
+__device__ __forceinline__ Fibre<T, N> load_gathered(const T* vector, int length, const int* index,
                                                      int component) {
   Fibre<T, N> x;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    x[i] = gathered<COMPONENTS>(vector, index + i * STRIDE, component + i * COMPONENT);
+    x[i] = gathered<COMPONENTS>(vector, length, index + i * STRIDE, component + i * COMPONENT);
   }
   return x;  // (N)
 }

@@ -9,8 +9,7 @@ Operators read global vectors through `jaxmagma.gather` and sum into them throug
 `jaxmagma.scatter_add`, which always adds in the same order: a run is reproducible to the bit.
 """
 
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 from math import prod
 
 import jax
@@ -34,8 +33,8 @@ class Numbering:
 
     nodes: jax.Array  # (e, z, y, x)
     free: jax.Array  # (components, nodes)
-    gather: jm.GatherAxis = field(metadata={"static": True})
-    scatter: jm.ScatterAxis = field(metadata={"static": True})
+    gather: jm.GatherAxis
+    scatter: jm.ScatterAxis
 
     @property
     def node_count(self) -> int:
@@ -70,18 +69,18 @@ def free_components(mesh: BoxMesh, order: int) -> np.ndarray:
     return free.reshape(mesh.dim, -1)  # (components, nodes)
 
 
-@lru_cache(maxsize=4)
 def number(mesh: BoxMesh, element: ReferenceElement) -> Numbering:
-    """The same object for the same mesh, so that what is compiled for one run serves the next."""
+    """All of it is data: what is compiled for one mesh serves others of its shape."""
     nodes = node_table(mesh, element.order)
     count = prod(cells * element.order + 1 for cells in mesh.cells)
     components = np.arange(mesh.dim).reshape(mesh.dim, *(1,) * mesh.dim)
     vector = nodes[:, None] + count * components  # (e, components, z, y, x)
+    gather = jm.gather(vector, mesh.dim * count)
     return Numbering(
         nodes=jnp.asarray(nodes.astype(np.int32)),
         free=jnp.asarray(free_components(mesh, element.order)),
-        gather=jm.gather(vector),
-        scatter=jm.scatter_add(vector, mesh.dim * count),
+        gather=gather,
+        scatter=jm.scatter_add(gather, mesh.dim * count),
     )
 
 

@@ -124,9 +124,11 @@ class Builder:
             self._numbers[constant] = self.input(Input((), shape, constant.array.dtype, constant))
         return self._numbers[constant]
 
-    def gather(self, vector: int, index: int, places: Constant) -> int:
-        components = self.tile(vector)[1:]
-        return self._append(Gather(vector, index, self.tile(index) + components, places))
+    def gather(
+        self, vector: int, index: int, tables: Sequence[int] = (), atomic: bool = False
+    ) -> int:
+        tile = self.tile(index) + self.tile(vector)[1:]
+        return self._append(Gather(vector, index, tile, tuple(tables), atomic))
 
     # ---- Arithmetic ------------------------------------------------------------------------------
 
@@ -591,6 +593,38 @@ def canonical(*labels: str) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...
     """The labels as letters by order of appearance, and which letter each one has become."""
     names = {x: chr(ord("a") + n) for n, x in enumerate(dict.fromkeys("".join(labels)))}
     return tuple("".join(names[x] for x in own) for own in labels), tuple(names.items())
+
+
+@functools.lru_cache(maxsize=1024)
+def without_tables(
+    program: ElementProgram, gathers: frozenset[int] | None = None
+) -> tuple[ElementProgram, tuple[int, ...]]:
+    """The same values without the tables of gathers, which only their transposes read.
+
+    Of all gathers, or of those that make the given values.  Also says which arguments are left.
+    """
+    first, count = len(program.inputs), len(program.arguments)
+    changed = [
+        replace(x, tables=(), atomic=False)
+        if isinstance(x, Gather) and (gathers is None or n in gathers)
+        else x
+        for n, x in enumerate(program.operations, start=first)
+    ]
+    read = {x for operation in changed for x in operation.operands}
+    read.update(out.value for out in program.outputs)
+    tables = {x for y in program.operations if isinstance(y, Gather) for x in y.tables}
+    kept = [n for n in range(first) if n not in tables or n in read]
+    if changed == list(program.operations) and len(kept) == first:
+        return program, tuple(range(count))
+    numbers = {old: new for new, old in enumerate([*kept, *range(first, first + len(changed))])}
+    stripped = replace(
+        program,
+        inputs=tuple(program.inputs[n] for n in kept),
+        operations=tuple(_renumbered(x, numbers) for x in changed),
+        outputs=tuple(replace(x, value=numbers[x.value]) for x in program.outputs),
+    )
+    arguments = [n for n, operand in enumerate(program.inputs) if operand.constant is None]
+    return stripped, tuple(position for position, n in enumerate(arguments) if n in kept)
 
 
 def _only_relabels(operation: Contract) -> bool:

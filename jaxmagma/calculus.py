@@ -30,7 +30,6 @@ from jaxmagma.builder import Builder
 from jaxmagma.functions import FUNCTIONS
 from jaxmagma.jaxpr import Emit, pointwise_rule
 from jaxmagma.program import (
-    Constant,
     Contract,
     ElementProgram,
     Gather,
@@ -45,13 +44,24 @@ from jaxmagma.program import (
 
 @dataclass(frozen=True)
 class Scattered:
-    """The cotangent of a gathered vector: values that belong at ``places``.
+    """The cotangent of a gathered vector: values that belong where an index says.
 
-    ``axes`` batch axes are the vector's own; those of the index follow.
+    ``index`` and ``tables`` are arguments of the original, by position.  Batch axes are the
+    original's, too: the vector has its ``own``; those of the values stand in the order ``mapped``,
+    along which the index differs, ``others`` of the vector, and ``elements``.
     """
 
-    places: Constant
-    axes: int
+    index: int
+    tables: tuple[int, ...]
+    own: tuple[int, ...]
+    mapped: tuple[int, ...]
+    others: tuple[int, ...]
+    elements: tuple[int, ...]
+    atomic: bool
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        return self.mapped + self.others + self.elements
 
 
 @dataclass(frozen=True)
@@ -131,9 +141,9 @@ def _tangent(
         value = tangents[operation.operand]
         return builder.view(value, operation.offset, operation.strides, operation.tile)
     if isinstance(operation, Gather):
-        return builder.gather(
-            tangents[operation.vector], numbers[operation.index], operation.places
-        )
+        tables = [numbers[x] for x in operation.tables]
+        index = numbers[operation.index]
+        return builder.gather(tangents[operation.vector], index, tables, operation.atomic)
     pieces = [(tangents[value], *where) for value, *where in operation.pieces if value in tangents]
     return builder.place(pieces, operation.tile)  # type: ignore[arg-type]
 
@@ -279,14 +289,31 @@ def transpose(
         for total in _sums(builder, pending.get(number, ()), frozenset(own)):
             parts.append((Output(total.value, own), Part(0, None, total.times)))
         for cotangent, gather in gathered.get(number, ()):
-            axes = program.inputs[gather.index].batch
-            if set(axes) & set(own):
-                return None
-            scattered = Scattered(gather.places, len(own))
-            where = Part(0, scattered, cotangent.times)
-            parts.append((Output(cotangent.value, own + axes), where))
+            where = _scattered(program, gather)
+            parts.append((Output(cotangent.value, where.batch), Part(0, where, cotangent.times)))
         results.append(parts)
     return _derived(builder, results, arguments)
+
+
+def _scattered(program: ElementProgram, gather: Gather) -> Scattered:
+    """Where the cotangent of a gathered vector belongs."""
+    own = program.inputs[gather.vector].batch
+    batch = program.inputs[gather.index].batch
+    tables = gather.tables
+    mapped = {axis for x in tables for axis in program.inputs[x].batch}
+    if not mapped >= set(own) & set(batch):
+        tables, mapped = (), set()
+    mapped |= set(own) & set(batch)
+    names = _argument_numbers(program)
+    return Scattered(
+        names.index(gather.index),
+        tuple(names.index(x) for x in tables),
+        own,
+        tuple(sorted(mapped)),
+        tuple(axis for axis in own if axis not in mapped),
+        tuple(axis for axis in batch if axis not in mapped),
+        gather.atomic,
+    )
 
 
 def _sums(builder: Builder, parts: Sequence[_Cotangent], own: frozenset[int]) -> list[_Cotangent]:
@@ -390,6 +417,23 @@ def batch(
     )
     batched = replace(program, batch_rank=axis + 1, inputs=tuple(inputs), outputs=outputs)
     return batched, tuple(0 if out.value in depending else None for out in program.outputs)
+
+
+def astray(program: ElementProgram, mapped: Sequence[bool]) -> frozenset[int]:
+    """The gathers whose tables are no longer those of their index, if ``mapped`` arguments differ.
+
+    The first batch axis of an index is that of the elements, for all of which the tables are.
+    Along another one both differ, or neither.
+    """
+    names = dict(zip(_argument_numbers(program), mapped, strict=True))
+    found = set()
+    for number, operation in enumerate(program.operations, start=len(program.inputs)):
+        if isinstance(operation, Gather) and operation.tables:
+            elements = names[operation.index] and not program.inputs[operation.index].batch
+            follow = names[operation.index] and not elements
+            if any(names[x] != follow for x in operation.tables):
+                found.add(number)
+    return frozenset(found)
 
 
 def _argument_numbers(program: ElementProgram) -> list[int]:

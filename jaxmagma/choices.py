@@ -113,8 +113,8 @@ def _structure(x: Any, constant: bool) -> Any:
     if isinstance(x, Constant):
         return ["constant", x.array.dtype.name, list(x.array.shape)]
     if isinstance(x, Gather):
-        # Its places are those of all elements, and no part of what one element does.
-        x = dataclasses.replace(x, places=Constant(np.zeros(0, np.int32)))
+        # What its transpose reads is no part of it. Names have a place for that, which is empty.
+        return ["Gather", x.vector, x.index, x.tile, ["constant", "int32", [0]]]
     if dataclasses.is_dataclass(x):
         fields = {field.name: getattr(x, field.name) for field in dataclasses.fields(x)}
         if constant and isinstance(x, Input) and x.shared:

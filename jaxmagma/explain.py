@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxmagma.builder import without_tables
 from jaxmagma.choices import MODEL, Choice
 from jaxmagma.einsum import einsum
 from jaxmagma.fallback import plain_calls
@@ -176,16 +177,19 @@ def _explain_function(
     with plain_calls() as plain:
         jaxpr = jax.make_jaxpr(function)(*args)
     found = [
-        _explain_program(eqn.params["program"], [x.aval.shape for x in eqn.invars], device)
-        for eqn in applications(jaxpr.jaxpr)
+        _explain_program(program, shapes, device) for program, shapes in applications(jaxpr.jaxpr)
     ]
     found += [Explanation(device.platform, call.reason) for call in plain]
     return tuple(found)
 
 
-def applications(jaxpr: Any) -> Iterator[Any]:
-    """Every application of a program, in nested jaxprs too."""
-    return (equation for equation in nested(jaxpr) if equation.primitive is program_p)
+def applications(jaxpr: Any) -> Iterator[tuple[ElementProgram, list[tuple[int, ...]]]]:
+    """Every program that is applied, in nested jaxprs too, and the shapes of its arguments."""
+    for equation in nested(jaxpr):
+        if equation.primitive is program_p:
+            program, kept = without_tables(equation.params["program"])
+            avals: list[Any] = [x.aval for x in equation.invars]
+            yield program, [avals[n].shape for n in kept]
 
 
 def _explain_program(program: ElementProgram, shapes: Any, device: jax.Device) -> Explanation:

@@ -20,12 +20,13 @@ from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir, xla
 
 from jaxmagma import assembly, calculus, partition, reference
+from jaxmagma.builder import without_tables
 from jaxmagma.lowering import lower
 from jaxmagma.lowering.division import divide
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.lowering.parts import ARGUMENT, Division
 from jaxmagma.memo import remembered
-from jaxmagma.program import Constant, ElementProgram
+from jaxmagma.program import ElementProgram
 
 
 def apply(program: ElementProgram, *arguments: jax.Array) -> list[jax.Array]:
@@ -33,13 +34,27 @@ def apply(program: ElementProgram, *arguments: jax.Array) -> list[jax.Array]:
     return program_p.bind(*partition.common_variance(arguments), program=program)
 
 
-def assemble(values: jax.Array, places: Constant, axes: int, shape: tuple[int, ...]) -> jax.Array:
-    """The vector of the given shape, with ``axes`` batch axes, that element values add up to."""
-    batch, (size, *components) = shape[:axes], shape[axes:]
-    values = jnp.broadcast_to(values, (*batch, *places.array.shape, *components))
-    if 0 in values.shape or 0 in shape:
-        return jnp.zeros(shape, values.dtype)
-    return _assemble(values.reshape(*batch, places.array.size, *components), places, axes, size)
+def assemble(
+    values: jax.Array,
+    index: jax.Array,
+    tables: Sequence[jax.Array],
+    axes: int,
+    size: int,
+    atomic: bool = False,
+) -> jax.Array:
+    """The vector of ``size`` entries, with ``axes`` batch axes, that element values add up to.
+
+    The values have the shape ``(*batch, *index.shape, *components)``; what is outside of the vector
+    is dropped.  Without the tables of the index a GPU sorts it, or, if ``atomic``, adds in any
+    order.
+    """
+    batch, components = values.shape[:axes], values.shape[axes + index.ndim :]
+    if 0 in values.shape or size == 0:
+        return jnp.zeros((*batch, size, *components), values.dtype)
+    values, index = values.reshape(*batch, index.size, *components), index.reshape(-1)
+    if not atomic:
+        return _assemble(values, index, tables, axes, size)
+    return _each(axes, functools.partial(assembly.added, size=size))(values, index)
 
 
 program_p = Primitive("element_program")
@@ -90,7 +105,7 @@ def _jvp(
         return results, list(dots)
     extents = program.batch_extents([jnp.shape(x) for x in primals])
     shapes = [jnp.shape(x) for x in results]
-    dots = _apply_derived(derived, [*primals, *tangents], shapes, extents)
+    dots = _apply_derived(program, derived, [*primals, *tangents], shapes, extents)
     return results, [
         ad.Zero(jax.typeof(x).to_tangent_aval()) if dot is None else dot
         for x, dot in zip(results, dots, strict=True)
@@ -112,7 +127,8 @@ def _transpose(
     else:
         whole = [x.aval.shape if ad.is_undefined_primal(x) else jnp.shape(x) for x in arguments]
         extents = program.batch_extents(whole)
-        found = iter(_apply_derived(derived, [*arguments, *cotangents], shapes, extents))
+        arrays = [*arguments, *cotangents]
+        found = iter(_apply_derived(program, derived, arrays, shapes, extents))
     return [next(found) if is_linear else None for is_linear in linear]
 
 
@@ -135,6 +151,7 @@ def _transpose_plainly(
 
 
 def _apply_derived(
+    program: ElementProgram,
     derived: calculus.Derived,
     arrays: Sequence[Any],
     shapes: Sequence[tuple[int, ...]],
@@ -154,10 +171,41 @@ def _apply_derived(
             if part.scattered is None:
                 value = value if value.shape == shape else jnp.broadcast_to(value, shape)
             else:
-                value = assemble(value, part.scattered.places, part.scattered.axes, shape)
+                value = _scatter(program, part.scattered, value, arrays, shape, extents)
             total = value if total is None else total + value
         results.append(total)
     return results
+
+
+def _scatter(
+    program: ElementProgram,
+    where: calculus.Scattered,
+    value: jax.Array,
+    arrays: Sequence[Any],
+    shape: tuple[int, ...],
+    extents: Sequence[int],
+) -> jax.Array:
+    """The cotangent, of the given shape, of a gathered vector."""
+    tile = value.shape[len(where.batch) :]
+    value = jnp.broadcast_to(value, (*(extents[axis] for axis in where.batch), *tile))
+    operands, mapped = [value], [where.mapped]
+    for position in (where.index, *where.tables):
+        own = program.arguments[position].batch
+        first = [own.index(axis) for axis in where.mapped if axis in own]
+        operands.append(jnp.moveaxis(arrays[position], first, range(len(first))))
+        mapped.append(tuple(own[n] for n in first))
+    axes, size = len(where.others), shape[len(where.own)]
+
+    def add(value: jax.Array, index: jax.Array, *tables: jax.Array) -> jax.Array:
+        return assemble(value, index, tables, axes, size, where.atomic)
+
+    for axis in reversed(where.mapped):
+        add = jax.vmap(add, [0 if axis in own else None for own in mapped])
+    total, batch = add(*operands), where.mapped + where.others
+    summed = tuple(n for n, axis in enumerate(batch) if axis not in where.own)
+    left = [axis for axis in batch if axis in where.own]
+    total = jnp.sum(total, summed) if summed else total
+    return jnp.moveaxis(total, range(len(left)), [where.own.index(axis) for axis in left])
 
 
 def _batch(
@@ -175,8 +223,10 @@ def _batch(
             x, dim = jnp.moveaxis(x, dim, 0), 0
             positions.append(0)
         moved.append(x)
-    batched, results = calculus.batch(program, positions)
-    return apply(batched, *moved), list(results)
+    astray = calculus.astray(program, [x is not None for x in positions])
+    program, kept = without_tables(program, astray)
+    batched, results = calculus.batch(program, [positions[n] for n in kept])
+    return apply(batched, *(moved[n] for n in kept)), list(results)
 
 
 batching.primitive_batchers[program_p] = _batch
@@ -187,44 +237,61 @@ batching.primitive_batchers[program_p] = _batch
 # each write all of them, most as zeros, for somebody to add up; together they are one gather.
 
 
-def _assemble(values: jax.Array, places: Constant, axes: int, size: int) -> jax.Array:
-    """The same of values with one axis for all elements: ``(*batch, places.array.size, ...)``."""
-    indices = [table.index for table in assembly.assembly(places, size).tables]
-    operands = partition.common_variance([values, *indices])
+def _assemble(
+    values: jax.Array, index: jax.Array, tables: Sequence[jax.Array], axes: int, size: int
+) -> jax.Array:
+    """The same of values with one axis for all elements: ``(*batch, index.size, ...)``."""
+    operands = partition.common_variance([values, index, *tables])
     avals = tuple(jax.typeof(x) for x in operands)
-    programs = _programs(places, axes, size, avals, jax.sharding.get_abstract_mesh())
-    return assemble_p.bind(*operands, programs=programs, places=places, axes=axes, size=size)
+    programs = _programs(axes, size, avals, jax.sharding.get_abstract_mesh())
+    return assemble_p.bind(*operands, programs=programs, axes=axes, size=size)
 
 
 @functools.lru_cache(maxsize=4096)
-def _programs(places: Constant, axes: int, size: int, avals: tuple[Any, ...], mesh: Any) -> Any:
+def _programs(axes: int, size: int, avals: tuple[Any, ...], mesh: Any) -> Any:
     """The jaxpr of an assembly: all of its programs, each applied to what it reads."""
-    made = assembly.assembly(places, size)
-
-    def add(values: jax.Array, *indices: jax.Array) -> jax.Array:
-        reading = list(zip(made.tables, indices, strict=True))
-        rest = values
-        for table, index in reading[: len(made.partial)]:
-            rest = _gathered_sum([(rest, table, index)], axes)
-        vectors = [values] if made.link is None else [values, rest]
-        last = zip(vectors, reading[len(made.partial) :], strict=True)
-        return _gathered_sum([(vector, *read) for vector, read in last], axes)
-
-    return jax.make_jaxpr(add)(*avals)
+    function = _sum_by_tables if len(avals) > 2 else _sum_without_tables
+    return jax.make_jaxpr(functools.partial(function, axes, size))(*avals)
 
 
-def _gathered_sum(
-    terms: Sequence[tuple[jax.Array, assembly.Table, jax.Array]], axes: int
+def _sum_by_tables(
+    axes: int, size: int, values: jax.Array, index: jax.Array, *tables: jax.Array
 ) -> jax.Array:
-    """The sum over vectors, each with a table and its index, of what the table's rows gather."""
-    program = assembly.program(
-        tuple(table.places for _, table, _ in terms),
-        tuple(vector.shape[axes:] for vector, _, _ in terms),
-        axes,
-        np.dtype(terms[0][0].dtype),
-    )
-    (total,) = apply(program, *(x for vector, _, index in terms for x in (vector, index)))
+    rest = values
+    for table in tables[:-2]:
+        rest = _summed([(rest, table)], axes)
+    vectors = [values] if len(tables) == 1 else [values, rest]
+    total = _summed(list(zip(vectors, tables[-2:], strict=True)), axes)
+    # The tables may be for a longer vector, or for one that ends with the last index.
+    total = jax.lax.slice_in_dim(total, 0, min(size, total.shape[axes]), axis=axes)
+    missing = size - total.shape[axes]
+    return jnp.pad(total, [(0, missing if n == axes else 0) for n in range(total.ndim)])
+
+
+def _summed(terms: Sequence[tuple[jax.Array, jax.Array]], axes: int) -> jax.Array:
+    """The sum over vectors, each with a table, of what the table's rows gather."""
+    widths = tuple(table.shape[1:] for _, table in terms)
+    tiles = tuple(vector.shape[axes:] for vector, _ in terms)
+    program = assembly.summing(widths, tiles, axes, np.dtype(terms[0][0].dtype))
+    (total,) = apply(program, *(x for term in terms for x in term))
     return total
+
+
+def _sum_without_tables(axes: int, size: int, values: jax.Array, index: jax.Array) -> jax.Array:
+    # A CPU adds in order; sorting would take much longer.
+    return jax.lax.platform_dependent(
+        values,
+        index,
+        cpu=_each(axes, functools.partial(assembly.added, size=size)),
+        default=_each(axes, functools.partial(assembly.sorted_sum, size=size)),
+    )
+
+
+def _each(axes: int, function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """A function of values and their index, for values with batch axes of their own."""
+    for _ in range(axes):
+        function = jax.vmap(function, (0, None))
+    return function
 
 
 def _assemble_abstractly(*avals: Any, programs: Any, **parameters: Any) -> Any:
@@ -241,30 +308,48 @@ def _assemble_jvp(
 
 
 def _assemble_transpose(
-    cotangent: Any, values: Any, *indices: Any, places: Constant, axes: int, **parameters: Any
+    cotangent: Any, values: Any, index: Any, *tables: Any, axes: int, **parameters: Any
 ) -> list[Any]:
+    none = [None] * (1 + len(tables))
     if isinstance(cotangent, ad.Zero):
-        return [ad.Zero(values.aval), *(None for _ in indices)]
-    table = assembly.flat(places)
-    return [_gathered_sum([(cotangent, table, table.index)], axes), *(None for _ in indices)]
+        return [ad.Zero(values.aval), *none]
+    shapes = tuple(x.shape for x in tables)
+    tile, dtype = cotangent.shape[axes:], np.dtype(cotangent.dtype)
+    program = assembly.gathering(tile, shapes, axes, dtype)
+    return [*apply(program, cotangent, index, *tables), *none]
 
 
 def _assemble_batch(
     arguments: Sequence[Any],
-    dims: Sequence[int | None],
+    dims: Sequence[Any],
     *,
-    places: Constant,
     axes: int,
     size: int,
     **parameters: Any,
 ) -> tuple[Any, int | None]:
-    # The indices are what they are for every vector, even where a branch has made copies of them.
-    values, dim = arguments[0], dims[0]
-    if dim is None:
-        return _assemble(values, places, axes, size), None
-    if dim > axes:
-        values, dim = jnp.moveaxis(values, dim, 0), 0
-    return _assemble(values, places, axes + 1, size), dim
+    (values, index, *tables), (dim, *others) = arguments, dims
+    if all(x is None for x in others):
+        if dim > axes:
+            values, dim = jnp.moveaxis(values, dim, 0), 0
+        return _assemble(values, index, tables, axes + 1, size), dim
+    # Several indices are one, of a vector that is as many times as long.
+    (several,) = {x.shape[d] for x, d in zip(arguments, dims, strict=True) if d is not None}
+    if None in others:
+        tables = []  # they do not follow the index, which counts
+    whole = [_with_axis(x, d, 0, several) for x, d in zip([index, *tables], others, strict=False)]
+    values = _with_axis(values, dim, axes, several)
+    index, *tables = assembly.of_several(*whole, size=size)
+    values = values.reshape(*values.shape[:axes], index.size, *values.shape[axes + 2 :])
+    total = _assemble(values, index, tables, axes, several * size)
+    return total.reshape(*total.shape[:axes], several, size, *total.shape[axes + 1 :]), axes
+
+
+def _with_axis(x: jax.Array, dim: int | None, axis: int, count: int) -> jax.Array:
+    """An array with its mapped axis there, or with so many copies of it."""
+    if dim is not None:
+        return jnp.moveaxis(x, dim, axis)
+    shape = (*x.shape[:axis], count, *x.shape[axis:])
+    return jnp.broadcast_to(jnp.expand_dims(x, axis), shape)
 
 
 def _assemble_programs(*arguments: Any, programs: Any, **parameters: Any) -> Any:
@@ -311,6 +396,9 @@ _partitioned_kernel = partition.partitioned(_kernel)
 
 def _lower_program(platform: str) -> Callable[..., Any]:
     def rule(ctx: mlir.LoweringRuleContext, *operands: Any, program: ElementProgram) -> Any:
+        program, kept = without_tables(program)
+        operands = tuple(operands[n] for n in kept)
+        ctx = ctx.replace(avals_in=[ctx.avals_in[n] for n in kept])
         extents = program.batch_extents(_shapes(ctx.avals_in))
         kernel = lower(program, extents, platform)
         if isinstance(kernel, Declined):

@@ -174,21 +174,24 @@ class Place(_Movement):
 
 @dataclass(frozen=True)
 class Gather(_Movement):
-    """``out[i.., c..] = vector[index[i..], c..]``, and zero where the index is negative.
+    """``out[i.., c..] = vector[index[i..], c..]``, and zero where the index is outside the vector.
 
     ``vector`` and ``index`` are inputs; the vector, which may be as large as memory, is read where
-    the index points and nowhere else.  ``places`` is what the index of all elements holds, which is
-    known before any array is: the transpose of the operation needs it.
+    the index points and nowhere else.  ``tables`` are inputs, too: those of an
+    :class:`jaxmagma.assembly.Assembly` for the index of all elements, if there is one.  The
+    operation does not read them; its transpose does, which is ``atomic`` where the order of the
+    additions is left to the device.
     """
 
     vector: int
     index: int
     tile: tuple[int, ...]
-    places: Constant
+    tables: tuple[int, ...] = ()
+    atomic: bool = False
 
     @property
     def operands(self) -> tuple[int, ...]:
-        return (self.vector, self.index)
+        return (self.vector, self.index, *self.tables)
 
     def __repr__(self) -> str:
         return f"gather %{self.vector}[%{self.index}]"
@@ -204,7 +207,12 @@ def moved(
     if isinstance(operation, View):
         return replace(operation, operand=numbers[operation.operand])
     if isinstance(operation, Gather):
-        return replace(operation, vector=numbers[operation.vector], index=numbers[operation.index])
+        return replace(
+            operation,
+            vector=numbers[operation.vector],
+            index=numbers[operation.index],
+            tables=tuple(numbers[x] for x in operation.tables),
+        )
     pieces = tuple((numbers[value], offset, s) for value, offset, s in operation.pieces)
     return replace(operation, pieces=pieces)
 

@@ -87,9 +87,10 @@ def _gather(
     vector, index = values[operation.vector], values[operation.index]
 
     def gather(vector: jax.Array, index: jax.Array) -> jax.Array:
-        found = jnp.take(vector, jnp.maximum(index, 0), axis=0)
-        present = jnp.expand_dims(index >= 0, range(index.ndim, found.ndim))
-        return jnp.where(present, found, jnp.zeros((), found.dtype))
+        if vector.shape[0] == 0:
+            return jnp.zeros(index.shape + vector.shape[1:], vector.dtype)
+        at = vector.at[index]
+        return at.get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
     for axis in reversed(axes):
         mapped = tuple(0 if axis in own else None for _, own in (vector, index))
@@ -125,7 +126,8 @@ def _contract(
     array = jnp.einsum(
         ",".join(terms) + "->" + subscript(axes, present),
         *(values[value][0] for value in operation.operands),
-        precision=program.precision,
+        # Kernels compute in full precision, and so does what stands for them.
+        precision=program.precision or jax.lax.Precision.HIGHEST,
     )
     if present != operation.output:
         missing = [

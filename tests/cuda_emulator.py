@@ -2,11 +2,13 @@
 
 The source is compiled as C++ with ``cuda_emulator.h`` in place of what CUDA provides, together with
 the code that computes launch parameters on a GPU.  Slow, and blind to races; but strides, layouts,
-barriers, ragged blocks and sums are the real ones.
+barriers, ragged blocks and sums are the real ones.  ``JAXMAGMA_SANITIZE`` names checks of the C++
+compiler that are to watch, if Python has loaded their library.
 """
 
 import ctypes
 import functools
+import os
 import re
 import shutil
 import subprocess
@@ -31,22 +33,22 @@ _MAIN = """
 extern "C" const char* run(const int64_t* order, const int64_t* pointers, const int64_t* sums,
                            int64_t elements, int64_t threads, int64_t resident,
                            void* const* data, const int64_t* const* dims, const int64_t* ranks,
-                           int64_t count) {
+                           const int64_t* itemsizes, int64_t count) {
   using namespace jaxmagma;
   Signature signature;
   signature.elements = elements;
   signature.kept = order[1];
   signature.order.assign(order + 2, order + 1 + order[0]);
-  for (int64_t at = 1; at <= pointers[0]; at += 2 + pointers[at + 1]) {
-    const int64_t* axes = pointers + at + 2;
-    signature.pointers.push_back({pointers[at], {axes, axes + pointers[at + 1]}});
+  for (int64_t at = 1; at <= pointers[0]; at += 5 + pointers[at + 4]) {
+    const int64_t* p = pointers + at;
+    signature.pointers.push_back({p[0], p[1], p[2], p[3] != 0, {p + 5, p + 5 + p[4]}});
   }
   for (int64_t at = 1; at <= sums[0]; at += 3) {
     signature.sums.push_back({sums[at], sums[at + 1], sums[at + 2]});
   }
   std::vector<Array> arrays;
   for (int64_t n = 0; n < count; ++n) {
-    arrays.push_back({data[n], dims[n], static_cast<size_t>(ranks[n])});
+    arrays.push_back({data[n], dims[n], static_cast<size_t>(ranks[n]), itemsizes[n]});
   }
   Launch launch;
   static std::string error;
@@ -72,11 +74,17 @@ def compiler() -> str | None:
     return shutil.which("g++") or shutil.which("clang++")
 
 
+def _options() -> list[str]:
+    checks = os.environ.get("JAXMAGMA_SANITIZE")
+    sanitize = [f"-fsanitize={checks}", "-fno-sanitize-recover=all", "-g1"] if checks else []
+    return ["-std=c++17", "-fPIC", *sanitize]
+
+
 @functools.cache
 def _launch_object(folder: Path) -> Path:
     made = folder / "launch.o"
     source = ROOT / "cuda" / "launch.cc"
-    subprocess.run([str(compiler()), "-std=c++17", "-c", "-fPIC", source, "-o", made], check=True)
+    subprocess.run([str(compiler()), *_options(), "-c", source, "-o", made], check=True)
     return made
 
 
@@ -84,7 +92,7 @@ def _compile(source: str, folder: Path, name: str, *objects: Path | str) -> ctyp
     source = source.replace("extern __shared__ __align__(16) unsigned char memory[];", "")
     file, library = folder / f"{name}.cc", folder / f"{name}.so"
     file.write_text(f'#include "cuda_emulator.h"\n{source}')
-    command = [str(compiler()), "-std=c++17", "-O1", "-w", "-shared", "-fPIC"]
+    command = [str(compiler()), *_options(), "-O1", "-w", "-shared"]
     command += [f"-I{ROOT / 'tests'}", f"-I{ROOT / 'cuda'}"]
     subprocess.run([*command, file, *objects, "-o", library], check=True)
     return ctypes.CDLL(str(library))
@@ -98,13 +106,17 @@ def build(headers: Sequence[str], main: str, folder: Path, name: str, *options: 
     return _compile(source + main, folder, name, *options)
 
 
-def _build(kernel: Kernel, folder: Path) -> ctypes.CDLL:
-    source = kernel.source
+@functools.lru_cache(maxsize=256)
+def _build(source: str, name: str, folder: Path) -> ctypes.CDLL:
+    """Once for each kernel, whatever arrays it is run on."""
     found = re.search(r"\nkernel\(const (Batch<.*?>) batch(.*?)\) \{", source, re.DOTALL)
     assert found is not None
     batch, rest = found.groups()
-    types = [x.split("*")[0].replace("const", "").strip() for x in rest.split(",\n")[1:]]
+    parameters = rest.split(",\n")[1:]
+    types = [x.split("*")[0].replace("const", "").strip() for x in parameters if "*" in x]
     pointers = "".join(f", static_cast<{t}*>(p[{n}])" for n, t in enumerate(types))
+    lengths = range(len(parameters) - len(types))
+    pointers += "".join(f", launch.lengths[{n}]" for n in lengths)
     call = f"kernel(*reinterpret_cast<const {batch}*>(launch.batch.data()){pointers});"
     finish = ""
     if "finish(" in source:
@@ -112,14 +124,14 @@ def _build(kernel: Kernel, folder: Path) -> ctypes.CDLL:
         call_finish = f"finish({', '.join(data)}, values, launch.chunks, sum.size);"
         finish = _FINISH.replace("CALL", call_finish)
     main = _MAIN.replace("CALL", call).replace("FINISH", finish)
-    return _compile(source + main, folder, kernel.attributes["name"], _launch_object(folder))
+    return _compile(source + main, folder, name, _launch_object(folder))
 
 
 def run(
     kernel: Kernel, program: ElementProgram, arguments: Sequence[Array], folder: Path
 ) -> list[Array]:
     """The results of the call ``kernel`` of ``program``; ``folder`` keeps what is compiled."""
-    library = _build(kernel, folder)
+    library = _build(kernel.source, kernel.attributes["name"], folder)
     extents = program.batch_extents([x.shape for x in arguments])
     shapes = program.output_shapes(extents)
     results = [np.full(shape, np.nan, program.dtype) for shape in shapes]
@@ -141,6 +153,7 @@ def run(
     dims = [np.array(x.shape, np.int64) for x in buffers]
     lists = [np.ascontiguousarray(attributes[x]) for x in ("order", "pointers", "sums")]
     ranks = np.array([x.ndim for x in buffers], np.int64)
+    itemsizes = np.array([x.itemsize for x in buffers], np.int64)
     library.run.restype = ctypes.c_char_p
     error = library.run(
         *(ctypes.c_void_p(x.ctypes.data) for x in lists),
@@ -150,6 +163,7 @@ def run(
         (ctypes.c_void_p * count)(*(x.ctypes.data for x in buffers)),
         (ctypes.c_void_p * count)(*(x.ctypes.data for x in dims)),
         ctypes.c_void_p(ranks.ctypes.data),
+        ctypes.c_void_p(itemsizes.ctypes.data),
         ctypes.c_int64(count),
     )
     assert error is None, error

@@ -12,7 +12,7 @@ from fem_demo import basis
 from jaxmagma import assembly, reference
 from jaxmagma.builder import Builder
 from jaxmagma.functions import FUNCTIONS
-from jaxmagma.program import Constant, ElementProgram, Input, Output
+from jaxmagma.program import ElementProgram, Input, Output
 
 
 # Which of six components of a symmetric matrix each entry is.
@@ -201,15 +201,14 @@ def every_function(dtype: Any = "float64") -> ElementProgram:
     return builder.build(outputs).program
 
 
-def gathering(components: int, size: int, elements: int, dtype: Any = "float64") -> ElementProgram:
+def gathering(components: int, size: int, dtype: Any = "float64") -> ElementProgram:
     """A contraction of gathered dofs, a component of them, and all that is there."""
     builder = Builder(1)
     rng = np.random.default_rng(5)
-    places = rng.integers(-1, size, (elements, 3, 4)).astype(np.int32)
     vector = builder.input(Input((), (size, components), np.dtype(dtype)))
     index = builder.input(Input((0,), (3, 4), np.dtype("int32")))
     basis = builder.constant(rng.uniform(-1, 1, (5, 3)).astype(dtype))
-    u = builder.gather(vector, index, Constant(places))
+    u = builder.gather(vector, index)
     sizes = {"x": 5, "a": 3, "b": 4, "c": components}
     made = builder.contract([(basis, "xa"), (u, "abc")], "xbc", sizes)
     one = builder.index(u, 2, components - 1)
@@ -217,31 +216,22 @@ def gathering(components: int, size: int, elements: int, dtype: Any = "float64")
     return builder.build([Output(made, (0,)), Output(twice, (0,)), Output(u, (0,))]).program
 
 
-def assembling(
-    components: int, widths: Sequence[int], elements: int, dtype: Any = "float64"
-) -> ElementProgram:
+def assembling(components: int, widths: Sequence[int], dtype: Any = "float64") -> ElementProgram:
     """One step of an assembly: sums over the rows of one table or two."""
-    rng = np.random.default_rng(8)
-    sizes = (500, 50)[: len(widths)]
-    shapes = [(elements, width)[: 1 + (width > 1)] for width in widths]
-    tables = tuple(
-        Constant(rng.integers(-1, size, shape).astype(np.int32))
-        for size, shape in zip(sizes, shapes, strict=True)
-    )
-    tiles = tuple((size, *[components][: components > 1]) for size in sizes)
-    return assembly.program(tables, tiles, 0, np.dtype(dtype))
+    rows = tuple((width,) if width > 1 else () for width in widths)
+    tiles = tuple((size, *[components][: components > 1]) for size in (500, 50)[: len(widths)])
+    return assembly.summing(rows, tiles, 0, np.dtype(dtype))
 
 
-def gathered_symmetric(sign: int, size: int, elements: int) -> ElementProgram:
+def gathered_symmetric(sign: int, size: int) -> ElementProgram:
     """Gathered dofs times a symmetric matrix, the squares of that, their sum, and the way back."""
     builder = Builder(1)
     rng = np.random.default_rng(7)
-    places = rng.integers(-1, size, (elements, 14, 3)).astype(np.int32)
     vector = builder.input(Input((), (size, 2), np.dtype("float64")))
     index = builder.input(Input((0,), (14, 3), np.dtype("int32")))
     table = rng.uniform(-1, 1, (17, 14))
     basis = builder.constant(table + sign * np.flip(table))
-    u = builder.gather(vector, index, Constant(places))
+    u = builder.gather(vector, index)
     sizes = {"x": 17, "a": 14, "b": 3, "c": 2}
     made = builder.contract([(basis, "xa"), (u, "abc")], "xbc", sizes)
     squares = builder.map("mul", made, made)
@@ -250,16 +240,15 @@ def gathered_symmetric(sign: int, size: int, elements: int) -> ElementProgram:
     return builder.build([Output(x, (0,)) for x in (made, total, back)]).program
 
 
-def gathered_mass(size: int, elements: int) -> ElementProgram:
+def gathered_mass(size: int) -> ElementProgram:
     """The mass matrix of gathered dofs in two dimensions, with weights of each element."""
     builder = Builder(1)
     rng = np.random.default_rng(9)
-    places = rng.integers(0, size, (elements, 9, 9)).astype(np.int32)
     vector = builder.input(Input((), (size,), np.dtype("float64")))
     index = builder.input(Input((0,), (9, 9), np.dtype("int32")))
     weights = builder.input(Input((0,), (17, 17), np.dtype("float64")))
     basis = builder.constant(rng.uniform(-1, 1, (17, 9)))
-    u = builder.gather(vector, index, Constant(places))
+    u = builder.gather(vector, index)
     sizes = {"x": 17, "y": 17, "a": 9, "b": 9}
     at_points = builder.contract([(basis, "xa"), (basis, "yb"), (u, "ab")], "xy", sizes)
     weighted = builder.map("mul", at_points, weights)

@@ -37,9 +37,12 @@ def values(program: ElementProgram, getkey: GetKey) -> list[jax.Array]:
     ]
 
 
-def scattered(values: jax.Array, where: Scattered, shape: tuple[int, ...]) -> jax.Array:
+def scattered(
+    values: jax.Array, where: Scattered, arrays: Sequence[Any], shape: tuple[int, ...]
+) -> jax.Array:
     """Values added up at their places, behind the vector's own batch axes."""
-    at = (slice(None),) * where.axes + (where.places.array,)
+    assert not where.mapped
+    at = (slice(None),) * len(where.others) + (arrays[where.index],)
     return jnp.zeros(shape).at[at].add(values)
 
 
@@ -57,7 +60,7 @@ def results_of(
                 value = jnp.expand_dims(found[part.position], derived.lost[part.position])
                 value = value * math.prod(EXTENTS[axis] for axis in part.times)
                 if part.scattered is not None:
-                    value = scattered(value, part.scattered, shape)
+                    value = scattered(value, part.scattered, arrays, shape)
                 total = total + jnp.broadcast_to(value, shape)
             results.append(total)
         return tuple(results)

@@ -11,6 +11,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,11 +28,15 @@ from jaxmagma.lowering.cpu import encode, lower, planned
 from jaxmagma.lowering.cpu.lanes import POINT_MATRIX, Encoder
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.plan import plan
-from jaxmagma.program import Constant, ElementProgram, Input, Output
+from jaxmagma.program import ElementProgram, Input, Output
 from jaxmagma.reference import evaluate
+from tests import cpu_programs
+from tests.cpu_programs import einsum_program, point_matrix_program
 
 
 Array = np.ndarray[Any, Any]
+
+ROOT = Path(__file__).resolve().parent.parent
 
 # The bound assumes sums in any order; chains of up to seven products each add a few roundings.
 _ROUNDINGS = 8.0
@@ -41,36 +47,6 @@ def random(rng: np.random.Generator, shape: Sequence[int], dtype: str) -> Array:
     if np.dtype(dtype).kind == "c":
         x = x + 1j * rng.uniform(-1, 1, shape)
     return np.asarray(x, dtype)
-
-
-def einsum_program(
-    spec: str, batch: str, operands: Sequence[Array], constants: Sequence[int] = ()
-) -> tuple[ElementProgram, tuple[Array, ...]]:
-    """The program of an einsum whose batch axes are the labels ``batch``, and its arguments.
-
-    Operands that are the same array, and have no batch axes, become one input.  Batch labels come
-    first in every term.
-    """
-    terms, output = spec.split("->")
-    builder = Builder(len(batch))
-    sizes: dict[str, int] = {}
-    numbers: dict[int, int] = {}
-    values: list[tuple[int, str]] = []
-    arguments: list[Array] = []
-    for position, (labels, x) in enumerate(zip(terms.split(","), operands, strict=True)):
-        sizes |= dict(zip(labels, x.shape, strict=True))
-        axes = tuple(batch.index(label) for label in labels if label in batch)
-        tile = "".join(label for label in labels if label not in batch)
-        if axes or id(x) not in numbers:
-            constant = Constant(x) if position in constants else None
-            numbers[id(x)] = builder.input(Input(axes, x.shape[len(axes) :], x.dtype, constant))
-            if constant is None:
-                arguments.append(x)
-        values.append((numbers[id(x)], tile))
-    tile = "".join(label for label in output if label not in batch)
-    kept = tuple(batch.index(label) for label in output if label in batch)
-    value = builder.contract(values, tile, sizes)
-    return builder.build([Output(value, kept)]).program, tuple(arguments)
 
 
 def kernel(program: ElementProgram) -> Kernel:
@@ -367,34 +343,6 @@ def test_diffusion_operator() -> None:
     np.testing.assert_allclose(got_flux, fluxes[0], rtol=0, atol=1e-14 * n**3)
 
 
-def point_matrix_program(
-    rows: int, points: int, symmetric: bool, dtype: str
-) -> tuple[ElementProgram, np.ndarray]:
-    """From ``d`` (entries, points), ``b`` (rows, points, 2) and ``u`` (2,) to ``b^T D b u``.
-
-    Also, for every row and column of D, which entry of ``d`` it is.
-    """
-    number = np.arange(rows * rows).reshape(rows, rows)
-    if symmetric:
-        number = np.unique(np.minimum(number, number.T), return_inverse=True)[1]
-        number = number.reshape(rows, rows)
-    builder = Builder(1)
-    d = builder.input(Input((0,), (number.max() + 1, points), np.dtype(dtype)))
-    b = [builder.input(Input((), (points, 2), np.dtype(dtype))) for _ in range(rows)]
-    u = builder.input(Input((0,), (2,), np.dtype(dtype)))
-    sizes = {"x": points, "a": 2}
-    vector = [builder.contract([(x, "xa"), (u, "a")], "x", sizes) for x in b]
-    entries = [builder.index(d, 0, n) for n in range(number.max() + 1)]
-    flux = []
-    for row in number:
-        terms = [builder.map("mul", entries[n], x) for n, x in zip(row, vector, strict=True)]
-        flux.append(functools.reduce(lambda x, y: builder.map("add", x, y), terms))
-    parts = [
-        builder.contract([(x, "xa"), (y, "x")], "a", sizes) for x, y in zip(b, flux, strict=True)
-    ]
-    return builder.build([Output(builder.sum(parts), (0,))]).program, number
-
-
 def check_point_matrix(rows: int, points: int, symmetric: bool, dtype: str) -> None:
     program, number = point_matrix_program(rows, points, symmetric, dtype)
     assert POINT_MATRIX in [step[0] for step in Encoder(plan(program)).steps]
@@ -567,7 +515,7 @@ def test_gathers(batched: bool, components: tuple[int, ...], dtype: str) -> None
     own = (1,) if batched else ()
     vector = builder.input(Input(own, (50, *components), np.dtype(dtype)))
     at = builder.input(Input((0,), (4,), np.dtype(np.int32)))
-    value = builder.gather(vector, at, Constant(index))
+    value = builder.gather(vector, at)
     labels = "ic"[: 1 + len(components)]
     sizes = {"i": 4, "c": 3}
     total = builder.contract([(value, labels)], labels[1:], sizes)
@@ -594,8 +542,8 @@ def test_assembly(
         rng.integers(-1, size, shape).astype(np.int32)
         for (size, *_), shape in zip(vectors, shapes, strict=True)
     ]
-    tables = tuple(Constant(x) for x in indices)
-    program = assembly.program(tables, tuple(vectors), axes, np.dtype(dtype))
+    rows = tuple(x.shape[1:] for x in indices)
+    program = assembly.summing(rows, tuple(vectors), axes, np.dtype(dtype))
     values = [random(rng, (*(2,) * axes, *vector), dtype) for vector in vectors]
     check_program(program, *(x for pair in zip(values, indices, strict=True) for x in pair))
 
@@ -809,67 +757,83 @@ def test_wrong_shapes_are_errors() -> None:
         assert "jaxmagma_cpu: the attribute 'plan'" in text
 
 
-@pytest.mark.slow
-def test_no_attribute_of_an_expression_crashes() -> None:
-    """As below: expressions with windows and collected operands, gathers, shared functions."""
-    double, whole = np.dtype("float64"), np.dtype(np.int32)
-    index = np.array([[0, 2], [1, -1], [2, 2]], np.int32)
+def test_no_plan_crashes() -> None:
+    """Whatever the numbers of a plan: an error or a result; ``cpu_plans.cc`` tries many more."""
+    rng = np.random.default_rng(0)
+    outcomes = []
+    for program in cpu_programs.programs():
+        found = kernel(program)
+        code = found.attributes["plan"]
+        arguments = [np.ones(((3,) * len(x.batch)) + x.tile, x.dtype) for x in program.arguments]
+        shapes = program.output_shapes((3,) * program.batch_rank)
+        results = [jax.ShapeDtypeStruct(x, program.dtype) for x in shapes]
+        for _ in range(2):
+            wrong = code.copy()
+            value = rng.choice([-1, 0, 1, 2, 5, 1 << 19, 1 << 40, -(1 << 63), (1 << 63) - 1])
+            wrong[rng.integers(len(code))] = value
+            run = jax.ffi.ffi_call(found.target, results)
+            try:
+                jax.block_until_ready(run(*arguments, **{**found.attributes, "plan": wrong}))
+                outcomes.append("result")
+            except jax.errors.JaxRuntimeError as error:
+                assert "jaxmagma_cpu: " in str(error)
+                outcomes.append("error")
+    assert set(outcomes) == {"error", "result"}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex64", "float16"])
+@pytest.mark.parametrize("components", [(), (3,)])
+def test_no_index_reads_outside(components: tuple[int, ...], dtype: str) -> None:
+    """What an index points to that is not in the vector is zero, as for -1."""
+    extremes = [-(2**31), -(2**30), -51, -2, -1, 0, 49, 50, 51, 2**30, 2**31 - 1]
+    index = np.array(extremes * 3, np.int32).reshape(11, 3)
     builder = Builder(1)
-    vector = builder.input(Input((), (3,), double))
-    at = builder.input(Input((0,), (2,), whole))
-    a = builder.input(Input((0,), (2, 3), double))
-    s = builder.map("exp", builder.input(Input((), (2,), double)))
-    found = builder.gather(vector, at, Constant(index))
-    sizes = {"i": 2, "j": 3}
-    part = builder.index(a, 1, 2)
-    total = builder.map("add", builder.map("mul", found, part), builder.index(a, 1, 0))
-    total = builder.map("div", total, s)
-    wide = builder.pointwise("sub", [(total, "i"), (a, "ij")], "ij", sizes)
-    outputs = [Output(x, (0,)) for x in (builder.stack([total, part], 1), wide)]
-    program = builder.build(outputs).program
-    check_no_number_crashes(program)
-    check_no_number_crashes(point_matrix_program(2, 3, True, "float64")[0])
+    vector = builder.input(Input((), (50, *components), np.dtype(dtype)))
+    at = builder.input(Input((0,), (3,), np.dtype(np.int32)))
+    value = builder.gather(vector, at)
+    program = builder.build([Output(value, (0,))]).program
+    x = random(np.random.default_rng(0), (50, *components), dtype)
+    inside = ((index >= 0) & (index < 50)).reshape(*index.shape, *(1,) * len(components))
+    (got,) = call(program, x, index)
+    np.testing.assert_array_equal(got, np.where(inside, x[index.clip(0, 49)], 0).astype(dtype))
 
 
-def check_no_number_crashes(program: ElementProgram) -> None:
-    found = kernel(program)
-    arguments = [
-        np.ones(x.tile, x.dtype) if not x.batch else np.ones((3, *x.tile), x.dtype)
-        for x in program.arguments
-    ]
-    shapes = [jax.ShapeDtypeStruct(x, np.float64) for x in program.output_shapes((3,))]
-    code = found.attributes["plan"]
-    for position in range(len(code)):
-        for value in (-1, 0, 1 << 19, 1 << 40):
-            wrong = code.copy()
-            wrong[position] = value
-            run = jax.ffi.ffi_call(found.target, shapes)
-            try:
-                jax.block_until_ready(run(*arguments, **{**found.attributes, "plan": wrong}))
-            except jax.errors.JaxRuntimeError:
-                pass
+def test_out_of_memory_is_an_error() -> None:
+    """On whichever thread; the process goes on, and so does the program."""
+    code = """
+import resource
+import jax, numpy as np
+from jaxmagma.lowering.cpu import encode, planned
+from jaxmagma import native
+from tests.cpu_programs import einsum_program
+
+native.load("cpu")
+u = np.ones((20_000, 3, 3), np.float32)
+program, arguments = einsum_program("xa,eab->exb", "e", (np.ones((3, 3), np.float32), u))
+found = encode(planned(program))
+greedy = found.attributes["plan"].copy()
+greedy[5:7] = 1 << 20, 8  # values of scratch, vectors of elements in a block
+shape = jax.ShapeDtypeStruct(u.shape, u.dtype)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("spec", ["xi,exi,eij->exj", "eij,ekj->eik", "exi,exi,exi->xi"])
-def test_no_attribute_crashes(spec: str) -> None:
-    """Any single number of the plan may be anything: an error or a wrong result, not a crash."""
-    sizes = {"e": 3, "x": 2, "i": 3, "j": 4, "k": 5}
-    terms, output = spec.split("->")
-    operands = [np.ones([sizes[label] for label in term]) for term in terms.split(",")]
-    program, arguments = einsum_program(spec, "e", operands)
-    found = kernel(program)
-    shape = jax.ShapeDtypeStruct([sizes[label] for label in output], np.float64)
-    code = found.attributes["plan"]
-    for position in range(len(code)):
-        for value in (-1, 0, 5, 1 << 19, 1 << 40):
-            wrong = code.copy()
-            wrong[position] = value
-            run = jax.ffi.ffi_call(found.target, [shape])
-            try:
-                jax.block_until_ready(run(*arguments, **{**found.attributes, "plan": wrong}))
-            except jax.errors.JaxRuntimeError:
-                pass
+def run(plan):
+    call = jax.ffi.ffi_call("jaxmagma_cpu", shape)
+    return jax.block_until_ready(call(*arguments, **{**found.attributes, "plan": plan}))
+
+
+once = run(found.attributes["plan"])
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + (100 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+for _ in range(3):
+    try:
+        run(greedy)
+        print("no error")
+    except jax.errors.JaxRuntimeError as error:
+        print("out of memory" in str(error))
+np.testing.assert_array_equal(run(found.attributes["plan"]), once)
+"""
+    assert run_elsewhere("-c", code).split() == ["True"] * 3
 
 
 # ---- Threads and instruction sets ----------------------------------------------------------------
@@ -909,20 +873,54 @@ def native_name() -> str:
     return str(module.instruction_set())
 
 
-def sweep_elsewhere(**env: str) -> str:
-    """The result of ``sweep`` in a process with other environment variables."""
-    command = [sys.executable, "-P", __file__]
-    done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True)
+def run_elsewhere(*command: str, **env: str) -> str:
+    """What a process prints that has other environment variables, and the same packages."""
+    paths = [*(path for path in sys.path if Path(path) != ROOT), str(ROOT)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **env}
+    done = subprocess.run(
+        [sys.executable, "-P", *command], env=env, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def sweep_elsewhere(**env: str) -> str:
+    """The result of ``sweep`` in a process with other environment variables."""
+    return run_elsewhere(__file__, **env)
+
+
+def instruction_sets(name: str) -> str:
+    """What the instruction set is if ``JAXMAGMA_CPU_ISA`` asks for this one, or the error."""
+    code = """
+import jax, jax.numpy as jnp
+import jaxmagma as jm
+from jaxmagma import native
+
+try:
+    jax.jit(lambda u: jm.einsum("xa,yb,eab->exy", *[jnp.ones((2, 2))] * 2, u))(jnp.ones((9, 2, 2)))
+    print(native.load("cpu").instruction_set())
+except ValueError as error:
+    print(error)
+"""
+    return run_elsewhere("-c", code, JAXMAGMA_CPU_ISA=name)
+
+
+def test_unknown_instruction_set_is_an_error() -> None:
+    best = instruction_sets("")
+    text = instruction_sets("sse9")
+    assert text.startswith("JAXMAGMA_CPU_ISA is 'sse9', which is no instruction set of kernels")
+    choices = text.split("it may be: ")[1].split(", ")
+    assert choices[0] == best and choices[-1] == "baseline"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["baseline", "avx2", "avx512"])
 def test_instruction_sets(name: str) -> None:
-    out = sweep_elsewhere(JAXMAGMA_CPU_ISA=name)
-    # A machine or a build without the set falls back to the one that all have.
-    assert out.split()[0] in (name, "baseline")
+    found = instruction_sets(name)
+    if found == name:
+        assert sweep_elsewhere(JAXMAGMA_CPU_ISA=name).split()[0] == name
+    else:
+        assert "this processor lacks" in found or "is no instruction set" in found
 
 
 @pytest.mark.slow
@@ -948,6 +946,44 @@ def test_many_calls_at_once() -> None:
     results = [jnp.asarray(call(program, *arguments)[0]) for _ in range(20)]
     for result in results:
         np.testing.assert_array_equal(result, once)
+
+
+@pytest.mark.parametrize("elements", [7, 4_000])
+def test_python_threads_share_a_function(elements: int) -> None:
+    """Threads that call one jitted function with arrays and bases of their own get their own."""
+    rng = np.random.default_rng(0)
+    threads = 4
+    bases = [random(rng, (4, 3), "float64") for _ in range(threads)]
+    arrays = [random(rng, (elements, 3, 3), "float64") for _ in range(threads)]
+    program, _ = einsum_program("xa,yb,eab->exy", "e", (bases[0], bases[0], arrays[0]))
+    mass = jax.jit(functools.partial(call, program))
+    wanted = [np.asarray(mass(b, u)[0]) for b, u in zip(bases, arrays, strict=True)]
+    np.testing.assert_allclose(wanted[1], bases[1] @ arrays[1] @ bases[1].T, rtol=0, atol=1e-12)
+
+    def wrong(thread: int) -> int:
+        b, u, want = bases[thread], arrays[thread], wanted[thread]
+        return sum(not np.array_equal(mass(b, u)[0], want) for _ in range(200))
+
+    with ThreadPoolExecutor(threads) as pool:
+        assert sum(pool.map(wrong, range(threads))) == 0
+
+
+def test_calls_leave_no_memory_behind() -> None:
+    rng = np.random.default_rng(0)
+    b, u = random(rng, (5, 4), "float64"), random(rng, (20_000, 4, 4), "float64")
+    program, arguments = einsum_program("xa,yb,eab->xy", "e", (b, b, u))
+    run = jax.jit(lambda *x: call(program, *x))
+
+    def resident() -> int:
+        """In bytes."""
+        for _ in range(100):
+            jax.block_until_ready(run(*arguments))
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    resident()
+    before = resident()
+    assert max(resident() for _ in range(5)) < before + (2 << 20)
 
 
 if __name__ == "__main__":

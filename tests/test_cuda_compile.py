@@ -6,7 +6,6 @@ JAXMAGMA_REQUIRE_NVRTC=1 makes a missing compiler an error.
 
 import importlib
 import os
-import re
 import stat
 import subprocess
 import sys
@@ -62,8 +61,8 @@ UNSPILLED: dict[str, ElementProgram] = {
     **{f"gradient of mass p={p}": gradient(mass(p, constant=False)) for p in range(1, 9)},
     "rectangular product": product(7, 9, 13),
     "product, float32": product(12, 12, 12, dtype="float32"),
-    "assembly": cuda_fused.assembling(3, (16, 3), 100),
-    "narrow assembly": cuda_fused.assembling(1, (2, 1), 100),
+    "assembly": cuda_fused.assembling(3, (16, 3)),
+    "narrow assembly": cuda_fused.assembling(1, (2, 1)),
 }
 SYMMETRIC: dict[str, ElementProgram] = {
     **{f"mass p={p}": mass(p, sign=1) for p in (4, 5, 6, 7, 8, 9, 11, 12, 13, 14, 15)},
@@ -214,19 +213,6 @@ def test_symmetric_diffusion_stays_in_registers(p: int, x64: None) -> None:
 # ---- Source ----------------------------------------------------------------------------------
 
 
-def test_one_derivative_waits_for_the_others(x64: None) -> None:
-    """The one along the slowest axis is made where they meet, and never in shared memory."""
-    program = cuda_fused.collocated_diffusion(3)
-    for in_place, rooms in ((False, 5), (True, 3)):
-        kernel = lowered(program, quads=False, in_place=in_place)
-        assert kernel.description.startswith("4 sweeps")
-        first, second, _, last = kernel.source.split("  sync<kThreads>();")
-        assert first.count("gemm<") == 2 and second.count("gemm<") == 2
-        assert last.count("put(out0") == 1
-        places = re.findall(r"return shared \+ (\d+)", kernel.source)
-        assert len(places) == 6 and len(set(places)) == rooms
-
-
 def test_source_holds_no_values() -> None:
     """Another basis of the same shape needs no other kernel; nor does a traced one."""
     sources = set()
@@ -246,16 +232,6 @@ def test_attributes_do_not_depend_on_the_number_of_elements() -> None:
         some, many = (lowered(program, (n,)).attributes for n in (100, 1 << 33))
         assert some.keys() == many.keys()
         assert all(np.array_equal(some[x], many[x]) for x in some)
-
-
-def test_reads_like_the_mathematics() -> None:
-    source = lowered(mass(3)).source
-    body = source[source.index("lines<") :]
-    verbs = ["load", "gemm", "store", "sync", "load", "gemm", "store", "sync", "load", "gemm"]
-    verbs += ["get", "map", "gemm", "store", "sync"]
-    place = 0
-    for verb in verbs:
-        place = body.index(verb, place) + 1
 
 
 def test_square_products_are_compiled_ahead() -> None:
@@ -308,17 +284,6 @@ def test_an_axis_that_is_none() -> None:
         Parameters(**options)
 
 
-def test_threads_hold_matrices_that_they_share_registers_for() -> None:
-    """Beside sums; else each value is read anew for every product."""
-    small, large = (gradient(chain(n, constant=False)) for n in (5, 6))
-    for program, holds in ((small, True), (large, False), (chain(5), False)):
-        source = lowered(program, quads=False).source
-        assert ("bank.zero[" not in source) == holds
-        for asked in (True, False):
-            source = lowered(program, quads=False, hold=asked).source
-            assert ("bank.zero[" not in source) == asked
-
-
 # ---- Numbers ---------------------------------------------------------------------------------
 
 
@@ -348,9 +313,6 @@ def test_numbers_of_split_products(name: str, sign: int, quads: bool, emulated: 
     transposed = transpose(program, [True], [True])
     assert transposed is not None
     for each in (program, transposed.program):
-        source = lowered(each, quads=quads, even_odd=True).source
-        assert source.count("split_gemm") == 2
-        assert ("MirroredQuad<2>" in source) == quads
         emulate(each, (3,), emulated, quads=quads, even_odd=True)
 
 
@@ -358,7 +320,6 @@ def test_numbers_of_split_products(name: str, sign: int, quads: bool, emulated: 
 @pytest.mark.parametrize("dtype", ["float32", "complex64", "complex128"])
 def test_numbers_of_split_products_of_other_dtypes(dtype: str, sign: int, emulated: Path) -> None:
     program = mass(4, sign=sign, dtype=dtype)
-    assert "6 products by even and odd halves" in lowered(program, even_odd=True).description
     emulate(program, (5,), emulated, even_odd=True)
 
 
@@ -382,8 +343,6 @@ def test_numbers_of_split_fused_products(p: int, quads: bool, emulated: Path, x6
     """Values and derivatives of one fibre share its even and odd parts."""
     program = cuda_fused.diffusion(p, tables=cuda_fused.lagrange_tables)
     kernel = lowered(program, quads=quads, even_odd=True)
-    assert "split_gemm<1" in kernel.source and "split_gemm<-1" in kernel.source
-    assert ("MirroredQuad" in kernel.source) == quads
     arrays = arguments(program, (3,))
     got = cuda_emulator.run(kernel, program, arrays, emulated)
     cuda_fused.assert_same(program, arrays, got)
@@ -394,10 +353,8 @@ def test_numbers_of_split_fused_products(p: int, quads: bool, emulated: Path, x6
 def test_numbers_of_split_gathered_products(
     sign: int, quads: bool, emulated: Path, x64: None
 ) -> None:
-    program = cuda_fused.gathered_symmetric(sign, 50, 5)
+    program = cuda_fused.gathered_symmetric(sign, 50)
     kernel = lowered(program, (5,), quads=quads, even_odd=True)
-    assert kernel.source.count("split_gemm") == 2
-    assert ("MirroredQuad<2>" in kernel.source) == quads
     arrays = cuda_fused.indexed(program, 5)
     got = cuda_emulator.run(kernel, program, arrays, emulated)
     cuda_fused.assert_same(program, arrays, got)
@@ -417,7 +374,6 @@ def test_rounding_of_split_products(name: str, quads: bool, emulated: Path) -> N
     result = builder.contract([(matrix, "xa"), (u, "a")], "x", {"x": q, "a": n})
     program = builder.build([Output(result, (0,))]).program
     kernel = lowered(program, quads=quads, even_odd=True)
-    assert "split_gemm" in kernel.source
     rng = np.random.default_rng(5)
     x = rng.normal(size=(200, n)) * 10.0 ** rng.integers(-8, 9, (200, n))
     (got,) = cuda_emulator.run(kernel, program, [x], emulated)
@@ -438,7 +394,6 @@ def test_what_is_not_finite_stays_so(name: str, sign: int, quads: bool, emulated
     sizes = SPLIT[name]
     program = contraction("xa,ea->ex", sizes, sign=sign)
     kernel = lowered(program, quads=quads, even_odd=True)
-    assert "split_gemm" in kernel.source
     n = sizes["a"]
     for value in (np.inf, -np.inf, np.nan):
         (u,) = arguments(program, (2 * n + 1,))
@@ -533,32 +488,6 @@ def test_numbers_do_not_depend_on_parameters(options: dict[str, Any], emulated: 
         emulate(chain(4), extents, emulated, **options)
 
 
-def test_sums_do_not_ask_for_more_than_caches_hold() -> None:
-    """Of the elements after these, for which they would lose what these have."""
-    small, large = (gradient(cuda_fused.collocated_diffusion(p, constant=False)) for p in (6, 10))
-    assert "prefetch<" in lowered(small).source
-    assert "prefetch<" not in lowered(large).source
-    assert "prefetch<" in lowered(large, prefetch=True).source
-    assert "prefetch<" not in lowered(small, prefetch=False).source
-
-
-@pytest.mark.parametrize(
-    ("program", "threads"),
-    [
-        (mass(5, constant=False), 64),  # fibres for two warps
-        (mass(8, constant=False), 128),  # no quads: pieces for tensor cores would be half empty
-        (mass(9, constant=False), 192),  # two blocks that have registers for sums, not one
-        (chain(19, constant=False), 32),  # registers for sums, and memory for enough other warps
-        (chain(24, constant=False), 64),  # not enough memory for one warp each
-        (chain(28, constant=False), 64),  # not enough registers
-    ],
-)
-def test_blocks_of_sums(program: ElementProgram, threads: int) -> None:
-    """One element each, and threads that have registers for sums and not too many barriers."""
-    kernel = lowered(gradient(program))
-    assert (kernel.attributes["threads"], kernel.attributes["elements"]) == (threads, 1)
-
-
 def test_tiles_take_the_place_of_fetched_operands(emulated: Path) -> None:
     """Of as many as they may; what comes ahead of the next elements keeps its place."""
     program = gradient(chain(9))
@@ -566,20 +495,13 @@ def test_tiles_take_the_place_of_fetched_operands(emulated: Path) -> None:
     kernels = [lowered(program, **fetched, reuse=reuse) for reuse in range(4)]
     sizes = [kernel.attributes["shared_bytes"] for kernel in kernels]
     assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[-1]
-    # What is there begins in the first or second of a pair of values, as the operand before it.
-    begins = [kernel.source.count("return fetched(") for kernel in kernels]
-    assert begins[0] == 3 and begins[-1] == 6
     emulate(program, (7,), emulated, **fetched, reuse=3)
-    ahead = [lowered(program, **fetched, ahead=True, reuse=reuse).source for reuse in (0, 3)]
-    assert ahead[0] == ahead[1]
 
 
 @pytest.mark.parametrize("program", [chain(16), mass(7), gradient(chain(16))], ids=str)
 def test_parts_of_fetched_operands_are_apart(program: ElementProgram, emulated: Path) -> None:
     """Planes or rows whose distance would be a multiple of the banks, and no others."""
     fetched: dict[str, Any] = {"quads": True, "fetch": 3}
-    whole, parts = (lowered(program, **fetched, apart=apart).source for apart in (False, True))
-    assert "fetch<kThreads, kElements, 1, " in whole and whole != parts
     for options in ({"elements": 1}, {"elements": 3, "threads": 64, "ahead": True}):
         emulate(program, (7,), emulated, **fetched, **options, apart=True)
 
@@ -587,8 +509,6 @@ def test_parts_of_fetched_operands_are_apart(program: ElementProgram, emulated: 
 @pytest.mark.parametrize("program", [chain(9), gradient(chain(5))], ids=str)
 def test_operands_come_ahead(program: ElementProgram, emulated: Path) -> None:
     """Of slices that are whole, ragged or none, fetched for one element or for several."""
-    source = lowered(program, quads=True, ahead=True, fetch=2).source
-    assert source.count("fetch<") == 4  # before the loop, and in it
     for options in ({"elements": 1}, {"elements": 3, "threads": 64}):
         for elements in (0, 1, 23):
             emulate(program, (elements,), emulated, quads=True, ahead=True, fetch=2, **options)
@@ -615,7 +535,6 @@ def test_numbers_of_products_summed_over_elements(
 ) -> None:
     program = contraction(spec, {"m": rows, "n": columns, "k": terms})
     pieces: dict[str, Any] = {"accumulate": True, "whole_sums": False}
-    assert "accumulate<" in lowered(program, **pieces).source
     for elements in (0, 1, 23):
         emulate(program, (elements,), emulated, **pieces)
     for options in ({"threads": 64, "elements": 3}, {"threads": 96, "elements": 5}):
@@ -636,21 +555,10 @@ def test_numbers_of_whole_sums_of_products(
     rows: int, columns: int, terms: int, dtype: str, emulated: Path
 ) -> None:
     program = contraction("emk,ekn->mn", {"m": rows, "n": columns, "k": terms}, dtype=dtype)
-    assert "gemm(sum0" in lowered(program, whole_sums=True).source
     for elements in (0, 1, 23):
         emulate(program, (elements,), emulated, whole_sums=True)
     for options in ({"threads": 32, "elements": 3}, {"threads": 96, "elements": 5}):
         emulate(program, (23,), emulated, whole_sums=True, **options)
-
-
-def test_whole_sums_take_fibres_that_are_there() -> None:
-    """Of the six terms of the gradient of a basis two need no load, and four one fibre each."""
-    source = lowered(gradient(mass(2, constant=False))).source
-    assert source.count("gemm(sum") == 6 and "accumulate<" not in source
-    both = [x for x in source.splitlines() if "gemm(sum" in x]
-    # Each fibre is loaded once, and no product has a stage of its own.
-    assert len(set(both)) == 6
-    assert source.count("lines<") == 5
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64", "complex128"])
@@ -661,7 +569,6 @@ def test_numbers_of_products_of_other_dtypes_summed_over_elements(
         "emkl,elkn->mn", dict(zip("mnkl", (9, 7, 3, 2), strict=True), e=1), dtype=dtype
     )
     pieces: dict[str, Any] = {"accumulate": True, "whole_sums": False}
-    assert "accumulate<" in lowered(program, **pieces).source
     emulate(program, (13,), emulated, **pieces)
 
 
@@ -683,10 +590,6 @@ def test_loads_before_stores(program: ElementProgram, quads: bool, emulated: Pat
     sums: dict[str, Any] = {"quads": quads, "accumulate": True, "elements": 4}
     for whole in (False, True):
         options: dict[str, Any] = sums | {"whole_sums": whole, "early": True}
-        source = lowered(gradient(program), **options).source
-        for sweep in re.split(r"\n    (?=lines<|quads<)", source)[1:]:
-            first = re.search(r"\n      store", sweep)
-            assert first is None or " = load<" not in sweep[first.start() :]
         for elements in (3, 13):
             emulate(gradient(program), (elements,), emulated, **options)
 
@@ -699,8 +602,6 @@ def test_operands_of_sums_stay_in_shared_memory(
     """Sums then read nothing from global memory."""
     program = gradient(chain(n, constant=False))
     kept = {"quads": True, "accumulate": True, "keep": True, **options}
-    sums = re.findall(r"operands<double>\((.*)\)", lowered(program, **kept).source)
-    assert len(sums) == 4 and not any("g" in x for x in sums)
     emulate(program, (5,), emulated, **kept)
 
 
@@ -724,10 +625,6 @@ def test_operands_come_while_elements_before_are_summed(
     of, options = PRELOADS[name]
     program = gradient(of)
     options = {**options, "accumulate": True, "preload": sweeps}
-    source = lowered(program, **options).source
-    loop = source.index("for (long long first")
-    loads = [len(re.findall(r"next\d+\w? = load", x)) for x in (source[:loop], source[loop:])]
-    assert loads[0] == loads[1] >= 2
     for elements in (1, 7, 40):
         emulate(program, (elements,), emulated, **options)
 
@@ -736,7 +633,6 @@ def test_operands_come_while_elements_before_are_summed(
 def test_wide_sums_are_shared_by_warps(n: int, emulated: Path) -> None:
     """Columns of a sum that one warp has no registers for are divided."""
     program = gradient(chain(n, constant=False))
-    assert f"ProductSum<double, {n}, {n}, 2>" in lowered(program, accumulate=True).source
     emulate(program, (3,), emulated, accumulate=True)
 
 
@@ -767,10 +663,8 @@ def test_numbers_of_sums_of_different_kinds(emulated: Path) -> None:
     both = builder.pointwise("add", [(one, "mn"), (other, "nm")], "mn", {"m": 5, "n": 5})
     outputs = [Output(both, ()), Output(u, ()), Output(third, ()), Output(third, (0,))]
     program = builder.build(outputs).program
-    for whole, term in ((False, "accumulate<"), (True, "gemm(sum")):
+    for whole in (False, True):
         options: dict[str, Any] = {"accumulate": True, "whole_sums": whole}
-        source = lowered(program, **options).source
-        assert source.count(term) == 2 and source.count("reduce(") == 2
         for elements in (1, 31):
             emulate(program, (elements,), emulated, **options)
 
@@ -825,7 +719,7 @@ def test_numbers_of_the_gradient_of_a_collocated_operator(
 def test_numbers_of_gathered_vectors(
     components: int, quads: bool, emulated: Path, x64: None
 ) -> None:
-    program = cuda_fused.gathering(components, 50, 13)
+    program = cuda_fused.gathering(components, 50)
     arrays = cuda_fused.indexed(program, 13)
     kernel = lowered(program, (13,), quads=quads)
     got = cuda_emulator.run(kernel, program, arrays, emulated)
@@ -846,23 +740,33 @@ def test_gathered_vectors_come_ahead(
     components: int, options: dict[str, Any], elements: int, emulated: Path, x64: None
 ) -> None:
     """Two blocks share the slices: what is there of one is replaced by what is after the next."""
-    program = cuda_fused.gathering(components, 50, elements)
+    program = cuda_fused.gathering(components, 50)
     arrays = cuda_fused.indexed(program, elements)
     kernel = lowered(program, (elements,), ahead=True, **options)
-    assert kernel.source.count(f"gather<{components}>(") == 2  # before the loop, and in it
-    assert "load_gathered" not in kernel.source
-    assert "operands ahead" in kernel.description
     got = cuda_emulator.run(kernel, program, arrays, emulated)
     cuda_fused.assert_same(program, arrays, got)
 
 
+@pytest.mark.parametrize("options", [{}, {"quads": True}, {"ahead": True}], ids=str)
+def test_gathers_stay_in_their_vectors(options: dict[str, Any], emulated: Path, x64: None) -> None:
+    """An index that is none of the vector's finds zeros, as a negative one does."""
+    program = cuda_fused.gathering(3, 10, 13)
+    kernel = lowered(program, (13,), **options)
+    vector, index = cuda_fused.indexed(program, 13)
+    beyond = np.random.default_rng(0).choice([-7, 10, 11, 2**31 - 1, -(2**31)], index.shape)
+    chosen = np.random.default_rng(1).uniform(size=index.shape) < 0.3
+    got, wanted = (
+        cuda_emulator.run(kernel, program, [vector, places.astype(np.int32)], emulated)
+        for places in (np.where(chosen, beyond, index), np.where(chosen, -1, index))
+    )
+    for one, another in zip(got, wanted, strict=True):
+        np.testing.assert_array_equal(one, another)
+
+
 @pytest.mark.parametrize("elements", [1, 7])
 def test_what_meets_gathered_values_comes_ahead(elements: int, emulated: Path, x64: None) -> None:
-    program = cuda_fused.gathered_mass(200, elements)
+    program = cuda_fused.gathered_mass(200)
     kernel = lowered(program, (elements,), quads=True, threads=64, fetch=1)
-    assert "operands ahead" in kernel.description
-    assert kernel.source.count("gather<1>(") == kernel.source.count(" fetch<") == 2
-    assert "ahead" not in lowered(program, quads=True, threads=64, fetch=1, ahead=False).description
     rng = np.random.default_rng(elements)
     places = rng.integers(-1, 200, (elements, 9, 9)).astype(np.int32)
     weights = rng.uniform(-1, 1, (elements, 17, 17))
@@ -876,11 +780,9 @@ def test_what_meets_gathered_values_comes_ahead(elements: int, emulated: Path, x
 def test_numbers_of_assembly(
     components: int, widths: tuple[int, ...], emulated: Path, x64: None
 ) -> None:
-    program = cuda_fused.assembling(components, widths, 143)
+    program = cuda_fused.assembling(components, widths)
     arrays = cuda_fused.indexed(program, 143)
     kernel = lowered(program, (143,))
-    if widths[-1] == 1:
-        assert "1 sweeps" in kernel.source  # the link's value stays in a register
     got = cuda_emulator.run(kernel, program, arrays, emulated)
     cuda_fused.assert_same(program, arrays, got)
 
@@ -890,7 +792,6 @@ def test_numbers_of_assembly(
 def test_numbers_of_tensor_cores(size: int, constant: bool, emulated: Path) -> None:
     """Odd sizes have pieces of matrices that are not full."""
     program = chain(size, constant=constant)
-    assert "load_matrix" in lowered(program, quads=True).source
     emulate(program, (5,), emulated, quads=True)
 
 
@@ -916,7 +817,6 @@ def test_infinity_stays_in_its_line(emulated: Path) -> None:
 def test_numbers_of_every_function(dtype: str, emulated: Path, x64: None) -> None:
     program = cuda_fused.every_function(dtype)
     kernel = lowered(program, (21,))
-    assert "1 sweeps" in kernel.description
     arrays = cuda_fused.special(program, (21,))
     got = cuda_emulator.run(kernel, program, arrays, emulated)
     cuda_fused.assert_same(program, arrays, got)

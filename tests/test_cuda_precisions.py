@@ -83,7 +83,7 @@ def test_numbers_of_fused_packs(emulated: Path, x64: None) -> None:
 
 @pytest.mark.parametrize("components", [1, 3])
 def test_numbers_of_gathered_packs(components: int, emulated: Path, x64: None) -> None:
-    program = cuda_fused.gathering(components, 50, 13)
+    program = cuda_fused.gathering(components, 50)
     arrays = cuda_fused.indexed(program, 13)
     kernel = lowered(program, (13,), fibres=2, quads=False)
     assert "packs<" in kernel.source

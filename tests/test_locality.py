@@ -21,8 +21,7 @@ ELEMENTS = 7
 
 def program_of(fn: Any, *shapes: tuple[int, ...]) -> ElementProgram:
     jaxpr = jax.make_jaxpr(fn)(*(jnp.zeros(shape) for shape in shapes))
-    (equation,) = applications(jaxpr.jaxpr)
-    program: ElementProgram = equation.params["program"]
+    ((program, _),) = applications(jaxpr.jaxpr)
     return program
 
 

@@ -174,7 +174,7 @@ def test_parts_of_named_programs(program: ElementProgram) -> None:
 
 
 def test_a_gathered_vector_is_read_by_every_part() -> None:
-    program = cuda_fused.gathering(2, 50, 3)
+    program = cuda_fused.gathering(2, 50)
     arrays = cuda_fused.indexed(program, 3)
     for found in every_route(program):
         for got, want in zip(
@@ -343,7 +343,7 @@ def test_nothing_is_divided_in_vain(little_room: Limit) -> None:
 def programs_of(function: Callable[..., Any], shapes: Sequence[tuple[int, ...]]) -> list[Any]:
     """The programs of a function of float64 arrays."""
     jaxpr = jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(x, F64) for x in shapes))
-    return [equation.params["program"] for equation in applications(jaxpr.jaxpr)]
+    return [program for program, _ in applications(jaxpr.jaxpr)]
 
 
 def test_a_hydrodynamic_force(cuda_lowering: None) -> None:
@@ -477,9 +477,8 @@ def of_energy(function: Callable[..., Any]) -> Callable[..., Any]:
 def divide_on_cpu(function: Callable[..., Any], operands: Sequence[Any], limit: Limit) -> Division:
     """Leaves so little room that the last program of a function is several kernels."""
     jaxpr = jax.make_jaxpr(function)(*operands)
-    *_, equation = applications(jaxpr.jaxpr)
-    program = equation.params["program"]
-    extents = program.batch_extents([x.aval.shape for x in equation.invars])
+    *_, (program, shapes) = applications(jaxpr.jaxpr)
+    extents = program.batch_extents(shapes)
     room = room_of(lambda: lowering.lower(program, extents, "cpu"), limit)
     limit(room * 4 // 5)
     found = divide(program, extents, "cpu")

@@ -92,8 +92,8 @@ class Device:
             return [self._random(number) for number in range(count)]
 
     def _random(self, number: int) -> list[jax.Array]:
-        places = {
-            x.index: (x.places.array, self.program.inputs[x.vector].tile[0])
+        lengths = {
+            x.index: self.program.inputs[x.vector].tile[0]
             for x in self.program.operations
             if isinstance(x, Gather)
         }
@@ -101,12 +101,13 @@ class Device:
         made = []
         for n, shape in zip(numbers, self._shapes, strict=True):
             offset = 1_000_003 * (number * len(numbers) + n)
-            if n in places and places[n][0].shape == shape.shape:
-                made.append(jnp.asarray(places[n][0]))
-            elif shape.dtype.kind == "i":
-                most = places[n][1] if n in places else 1
-                rng = np.random.default_rng(offset)
-                made.append(jnp.asarray(rng.integers(most, size=shape.shape, dtype=shape.dtype)))
+            if shape.dtype.kind == "i":
+                # Neighbours are near each other in the vector, as those of a mesh are.
+                count, length = math.prod(shape.shape), lengths.get(n, 1)
+                own = count // max(1, shape.shape[0])
+                near = np.random.default_rng(offset).integers(-own, own + 1, count)
+                at = np.clip(np.arange(count) * length // max(1, count) + near, 0, length - 1)
+                made.append(jnp.asarray(at.reshape(shape.shape).astype(shape.dtype)))
             else:
                 made.append(_cut(self._pool, offset % POOL, shape.shape, shape.dtype))
         return made

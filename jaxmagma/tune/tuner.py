@@ -231,9 +231,8 @@ def programs(
     needed, _ = partial_eval.dce_jaxpr(jaxpr.jaxpr, [True] * len(jaxpr.out_avals))
     platform = platform_of(_device())
     found: dict[tuple[ElementProgram, tuple[int, ...]], None] = {}
-    for equation in applications(needed):
-        program = equation.params["program"]
-        extents = program.batch_extents([x.aval.shape for x in equation.invars])
+    for program, shapes in applications(needed):
+        extents = program.batch_extents(shapes)
         division = divide(program, extents, platform) if platform in SPACES else None
         parts = [program] if division is None else [part.program for part in division.parts]
         found.update(dict.fromkeys((part, extents) for part in parts))

@@ -7,7 +7,8 @@ builds the executable. The device functions it calls are the headers in ``cuda/`
 * One thread owns one fibre of a tile: inputs in registers, outputs by unrolled multiply-adds.
 * Their matrix stands in the constant bank, from where it costs no register and no memory access.
   Its values are no part of the source: a constant is written there when the kernel is loaded, a
-  traced array is copied there, in stream order, before each launch. Both run the same kernel.
+  traced array is copied there before each launch, which has a loaded copy of the kernel to itself
+  meanwhile (``cuda/instances.h``). Both run the same kernel.
 * A block of threads works on several elements. Global memory is read by the first stage that needs
   a tile and written by the one that makes it.
 * An output summed over elements: each block sums a fixed share of the elements, and a second kernel
@@ -302,9 +303,9 @@ def _attributes(source: Source) -> dict[str, Any]:
         if tile in arguments:
             copies += [arguments[tile], offset, block.bank_size(tile) * itemsize]
         offset += block.bank_bytes(tile)
-    pointers: list[int] = []  # buffer, number of batch axes, the axes
+    pointers: list[int] = []  # as in cuda/launch.h: of each, its batch axes behind their number
     for x in source.pointers:
-        pointers += [x.buffer, len(x.axes), *x.axes]
+        pointers += [x.buffer, x.size, x.itemsize, x.gathered, len(x.axes), *x.axes]
     sums: list[int] = []  # result, workspace, values of a tile
     first = len(arguments)
     for number, out in enumerate(block.summed):

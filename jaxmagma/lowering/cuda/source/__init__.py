@@ -73,6 +73,8 @@ class Source:
         for x in self.pointers:
             constant = "" if x.written else "const "
             parameters.append(f"{constant}{x.type}* __restrict__ {x.name}_")
+        lengths = (x.name.removeprefix("g") for x in self.pointers if x.gathered)
+        parameters += [f"const int length{tile}" for tile in lengths]
         bounds = "kThreads * kGroups" if block.groups > 1 else "kThreads"
         if block.min_blocks:
             bounds += f", {block.min_blocks}"

@@ -13,12 +13,14 @@ from jaxmagma.lowering.cuda.sweeps import Assembly, Sweep, made_by
 class Reading:
     """Where a stage reads a tile: a pointer to its first value, and the strides of its axes.
 
-    A gathered tile has, beyond that of the index, the place of a component in the vector.
+    A gathered tile has, beyond that of the index, the place of a component in the vector, and the
+    length of that.
     """
 
     place: str
     strides: tuple[int, ...]
     vector: str = ""
+    length: str = ""
     component: Strided | None = None
     components: int = 1
 
@@ -67,7 +69,8 @@ class Places:
         if at.index is None:
             return Reading(place + offset(at.view.offset), at.view.strides)
         index = self._element(self.pointer(at.index)) + offset(at.view.offset)
-        return Reading(index, at.view.strides, place, at.component, at.components)
+        length = f"length{at.tile}"
+        return Reading(index, at.view.strides, place, length, at.component, at.components)
 
     def writings(self, tile: int) -> list[Writing]:
         found = []

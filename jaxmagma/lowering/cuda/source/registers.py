@@ -180,7 +180,7 @@ class Registers:
             own = self._step(value, reading.component.strides)
             at = f"{reading.component.offset}{self.line(value, reading.component.strides)}"
             load = f"load_gathered<{value.length}, {step}, {own}, {reading.components}>"
-            return f"{load}({self.owner}{reading.vector}, {place}, {at})"
+            return f"{load}({self.owner}{reading.vector}, {reading.length}, {place}, {at})"
         stride = f", {step}" if value.length > 1 or self.quad else ""
         return f"load<{value.length}{stride}>({self.owner}{place})"
 
@@ -225,7 +225,8 @@ class Registers:
         made = f"get({place})"
         if reading.component is not None:
             at = f"{reading.component.offset}{self._point(value, reading.component.strides)}"
-            made = f"gathered<{reading.components}>({reading.vector}, {place}, {at})"
+            where = f"{reading.vector}, {reading.length}, {place}, {at}"
+            made = f"gathered<{reading.components}>({where})"
         self.text(f"const auto {name} = {made};")
         return name
 

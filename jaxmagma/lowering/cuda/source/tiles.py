@@ -15,14 +15,19 @@ from jaxmagma.program import Gather
 
 @dataclass(frozen=True)
 class Pointer:
-    """A parameter of the kernel: an array of the call with its batch axes and tile size."""
+    """A parameter of the kernel: an array of the call with its batch axes and tile size.
+
+    Of a vector that is ``gathered`` from, the kernel has the length as well.
+    """
 
     name: str
     buffer: int
     axes: tuple[int, ...]
     size: int
+    itemsize: int
     written: bool
     type: str
+    gathered: bool = False
 
 
 def pointers_of(block: Block, gathers: Iterable[Gather]) -> list[Pointer]:
@@ -41,7 +46,9 @@ def pointers_of(block: Block, gathers: Iterable[Gather]) -> list[Pointer]:
             continue
         if tile in read:
             size, type_ = plan.tiles[tile].size, "int" if operand.dtype.kind == "i" else block.type
-            pointers.append(Pointer(f"g{tile}", arguments, operand.batch, size, False, type_))
+            itemsize, gathered = operand.dtype.itemsize, tile in block.gathered
+            where = (f"g{tile}", arguments, operand.batch, size, itemsize)
+            pointers.append(Pointer(*where, False, type_, gathered))
         arguments += 1
     sums = arguments + len(program.outputs)
     for number, out in enumerate(program.outputs):
@@ -49,7 +56,7 @@ def pointers_of(block: Block, gathers: Iterable[Gather]) -> list[Pointer]:
         name, buffer, axes = f"out{number}", arguments + number, out.batch
         if number in block.summed:
             name, buffer, axes = f"partial{number}", sums + block.summed.index(number), ()
-        pointers.append(Pointer(name, buffer, axes, size, True, block.type))
+        pointers.append(Pointer(name, buffer, axes, size, block.dtype.itemsize, True, block.type))
     return pointers
 
 
@@ -175,5 +182,6 @@ class Tiles:
             components = self.block.plan.tiles[tile].size // self.block.plan.tiles[step.index].size
             vector = self._global(self._operand(step.vector), "next")
             self.text(
-                f"gather<{components}>(thread, {self._shared(tile)}, {vector}, places{tile});"
+                f"gather<{components}>(thread, {self._shared(tile)}, {vector}, "
+                f"length{step.vector}, places{tile});"
             )
