@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxmagma.memo import remembered
 from jaxmagma.program import (
     Constant,
     Contract,
@@ -595,7 +596,7 @@ def canonical(*labels: str) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...
     return tuple("".join(names[x] for x in own) for own in labels), tuple(names.items())
 
 
-@functools.lru_cache(maxsize=1024)
+@remembered
 def without_tables(
     program: ElementProgram, gathers: frozenset[int] | None = None
 ) -> tuple[ElementProgram, tuple[int, ...]]:
