@@ -35,7 +35,7 @@ int64_t BlockElements(const Plan& plan, const Kernels& kernels) {
     int64_t values = 0;
     for (const Input& input : plan.inputs) values += input.kind == Input::kBatched ? input.size : 0;
     for (const Output& output : plan.outputs) values += output.size;
-    const int64_t elements = kDirectBytes / (values * plan.value_bytes());
+    const int64_t elements = kDirectBytes / (std::max<int64_t>(values, 1) * plan.value_bytes());
     return std::clamp<int64_t>(elements, 1, kMostDirectElements);
   }
   const int64_t vector_bytes = std::max<int64_t>(plan.scratch_size, 1) * plan.value_bytes() * lanes;

@@ -408,8 +408,8 @@ class Pass::Worker {
   std::byte* staged_;
   std::vector<Sum> sums_;
   std::vector<void*> lane_sums_;
-  int64_t begin_, end_;  // of the chunk
-  int64_t found_ = -1;   // the chunk whose first block is in `now_`
+  int64_t begin_ = 0, end_ = 0;  // of the chunk
+  int64_t found_ = -1;           // the chunk whose first block is in `now_`
   BlockRows now_, next_;
   std::vector<Range> ahead_;
   Lines late_{};

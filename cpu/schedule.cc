@@ -184,7 +184,7 @@ class Scheduler {
       }
       case Step::kScale:
       case Step::kTimes:
-        return 2 * s.pairs;
+        return int64_t{2} * s.pairs;
       case Step::kSum:
         return int64_t{s.columns} * s.inner;
       case Step::kZero:
@@ -192,7 +192,7 @@ class Scheduler {
       case Step::kExpression:
         return 2 * s.points * s.micro_count * vectors;
       case Step::kGather:
-        return 8 * s.rows * s.columns * vectors;
+        return int64_t{8} * s.rows * s.columns * vectors;
       case Step::kLoad:
       case Step::kMultiply:
       case Step::kStore:

@@ -4,6 +4,7 @@
 //
 // cpu_plans FILE MUTATIONS SEED
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -149,7 +150,10 @@ bool Make(const Plan& plan, const Integers& extents, Random& random, Call& call)
     const int64_t bytes = index ? 4 : plan.stored_bytes();
     if (!Add(input.batch, input.tile, extents, bytes, call.arguments)) return false;
     std::vector<uint8_t>& made = call.arguments.back().bytes;
-    for (uint8_t& x : made) x = static_cast<uint8_t>(random());
+    for (size_t at = 0; at < made.size(); at += 8) {
+      const uint64_t x = random();
+      std::memcpy(made.data() + at, &x, std::min<size_t>(8, made.size() - at));
+    }
     // Some of the indices into the vector, others anywhere.
     for (size_t at = 0; index && at < made.size(); at += 4) {
       const int32_t x = static_cast<int32_t>(random() % 8) - 2;
@@ -162,9 +166,9 @@ bool Make(const Plan& plan, const Integers& extents, Random& random, Call& call)
   return true;
 }
 
-Integers Extents(const Plan& plan, Random& random, int64_t most) {
+Integers AnyExtents(const Plan& plan, Random& random) {
   Integers extents(plan.batch_rank);
-  for (int64_t& extent : extents) extent = random() % 8 ? 1 + random() % most : random() % 2;
+  for (int64_t& extent : extents) extent = random() % 8 ? 1 + random() % 40 : random() % 2;
   return extents;
 }
 
@@ -194,7 +198,7 @@ bool RunAnything(const Program& program, Random& random, Helpers& helpers) {
     Check(!error.empty(), "a plan that is declined has a reason");
     return false;
   }
-  const Integers extents = Extents(plan, random, 40);
+  const Integers extents = AnyExtents(plan, random);
   Call call;
   if (!Make(plan, extents, random, call) || Work(plan, extents) > kMostWork) return false;
   call.Run(Executor(std::move(plan)), helpers);
@@ -241,6 +245,11 @@ Program Mutated(const Program& program, Random& random) {
   return mutated;
 }
 
+// Enough elements for several chunks and a remainder.
+Integers Extents(const Plan& plan) {
+  return Integers(plan.batch_rank, plan.batch_rank > 1 ? 45 : 2003);
+}
+
 std::unique_ptr<const Executor> MakeExecutor(const Program& program) {
   Plan plan;
   std::string error;
@@ -254,7 +263,7 @@ std::unique_ptr<const Executor> MakeExecutor(const Program& program) {
 // alone.
 void RunAtOnce(const Executor& executor, Random& random, Helpers& pool) {
   constexpr int kThreads = 3;
-  const Integers extents(executor.plan().batch_rank, 150);
+  const Integers extents = Extents(executor.plan());
   Pool none(0);
   std::vector<Call> calls(kThreads), alone(kThreads);
   for (int t = 0; t < kThreads; ++t) {
@@ -279,15 +288,14 @@ void RunOutOfMemory(const Program& program, Random& random, Pool& pool) {
   Call call;
   {
     const auto executor = MakeExecutor(program);
-    if (!Make(executor->plan(), Integers(executor->plan().batch_rank, 150), random, call)) return;
+    if (!Make(executor->plan(), Extents(executor->plan()), random, call)) return;
   }
   bool failed = true;
   for (int64_t left = 0; failed; left += 1 + left / 20) {
-    Call mine = call;
     failed = false;
     allocations_left = left;
     try {
-      Check(mine.Run(*MakeExecutor(program), pool).empty(), "it runs");
+      Check(call.Run(*MakeExecutor(program), pool).empty(), "it runs");
     } catch (const std::bad_alloc&) {
       failed = true;
     }

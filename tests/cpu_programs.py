@@ -61,12 +61,12 @@ def point_matrix_program(
         number = np.unique(np.minimum(number, number.T), return_inverse=True)[1]
         number = number.reshape(rows, rows)
     builder = Builder(1)
-    d = builder.input(Input((0,), (number.max() + 1, points), np.dtype(dtype)))
+    d = builder.input(Input((0,), (np.max(number) + 1, points), np.dtype(dtype)))
     b = [builder.input(Input((), (points, 2), np.dtype(dtype))) for _ in range(rows)]
     u = builder.input(Input((0,), (2,), np.dtype(dtype)))
     sizes = {"x": points, "a": 2}
     vector = [builder.contract([(x, "xa"), (u, "a")], "x", sizes) for x in b]
-    entries = [builder.index(d, 0, n) for n in range(number.max() + 1)]
+    entries = [builder.index(d, 0, n) for n in range(np.max(number) + 1)]
     flux = []
     for row in number:
         terms = [builder.map("mul", entries[n], x) for n, x in zip(row, vector, strict=True)]

@@ -829,7 +829,7 @@ for _ in range(3):
     try:
         run(greedy)
         print("no error")
-    except jax.errors.JaxRuntimeError as error:
+    except (jax.errors.JaxRuntimeError, ValueError) as error:  # the latter by JAX 0.10
         print("out of memory" in str(error))
 np.testing.assert_array_equal(run(found.attributes["plan"]), once)
 """
@@ -969,21 +969,22 @@ def test_python_threads_share_a_function(elements: int) -> None:
 
 
 def test_calls_leave_no_memory_behind() -> None:
+    """Neither the 74 kB of a traced operand nor its 74 kB of panels."""
     rng = np.random.default_rng(0)
-    b, u = random(rng, (5, 4), "float64"), random(rng, (20_000, 4, 4), "float64")
-    program, arguments = einsum_program("xa,yb,eab->xy", "e", (b, b, u))
-    run = jax.jit(lambda *x: call(program, *x))
+    b, u = random(rng, (96, 96), "float64"), random(rng, (9, 96), "float64")
+    program, arguments = einsum_program("xa,ea->ex", "e", (b, u))
+    run = jax.jit(functools.partial(call, program))
 
     def resident() -> int:
-        """In bytes."""
-        for _ in range(100):
+        """In bytes, after 400 more calls."""
+        for _ in range(400):
             jax.block_until_ready(run(*arguments))
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     resident()
     before = resident()
-    assert max(resident() for _ in range(5)) < before + (2 << 20)
+    assert resident() < before + (16 << 20)
 
 
 if __name__ == "__main__":
