@@ -116,7 +116,8 @@ def interpreted(
 
 def _integer_power(emit: Emit, base: Any, y: int) -> Any:
     if y < 0:
-        return emit("div", 1.0, _integer_power(emit, base, -y))
+        # Not one over the power, whose derivative at zero is infinity times zero.
+        return _integer_power(emit, emit("div", 1.0, base), -y)
     result = None
     while y:
         if y & 1:
@@ -295,7 +296,7 @@ _ELSEWHERE = (("mosaic",), None)
 def is_pure(equation: JaxprEqn) -> bool:
     """Whether its results depend on its operands alone, and nothing else happens."""
     name, parameters = equation.primitive.name, equation.params
-    if name in POINTWISE or (name in _RULES and name not in _NESTED):
+    if name in POINTWISE or (name in RULES and name not in _NESTED):
         return not equation.effects
     known = name in _PURE or name in _NESTED or name in _CALLS
     for key in ("platforms", "branches_platforms"):
@@ -307,6 +308,9 @@ def evaluated(equation: JaxprEqn, operands: Sequence[Any]) -> list[np.ndarray]:
     """The results of an equation of known operands; raises ``Unsupported``."""
     if not is_pure(equation):
         raise Unsupported(f"{equation.primitive.name} is not an operation of a kernel")
+    inner = inner_jaxpr(equation)
+    if inner is not None:
+        return interpreted(inner, operands, evaluated)
     with jax.ensure_compile_time_eval():
         found = applied(equation, operands)
         return [x if is_extended(x.dtype) else np.asarray(x) for x in found]
@@ -403,7 +407,7 @@ class Reader:
             self.check_dtypes(equation)
         found = pointwise(equation, self.emit, operands)
         if found is None:
-            rule = _RULES.get(name)
+            rule = RULES.get(name)
             if rule is None:
                 raise Unsupported(f"{name} is not an operation of a kernel")
             rule.check(equation)
@@ -939,7 +943,7 @@ _STEPS = dict.fromkeys(
 )
 
 # ``read`` gets the reader, the equation and its operands.
-_RULES: dict[str, Rule] = {
+RULES: dict[str, Rule] = {
     "dot_general": Rule(
         _dot_general,
         ("dimension_numbers",),
