@@ -244,7 +244,7 @@ def box(p: int, cells: int) -> Array:
     return (x[:, :, None, None] * nodes + y[:, None, :, None]) * nodes + z[:, None, None, :]
 
 
-def tables(dofs: Array, size: int) -> tuple[jax.Array, ...]:
+def tables(dofs: Any, size: int) -> tuple[jax.Array, ...]:
     return assembly.assembly(jnp.asarray(dofs, np.int32), size).tables
 
 
