@@ -196,7 +196,7 @@ def _rows(xp: Any, start: Any, count: Any, order: Any, width: int) -> Any:
     columns = xp.arange(width, dtype=_INT)[None]
     at = start[:, None] + columns
     present = columns < count[:, None]
-    if order is not None:
+    if order is not None and order.size:
         at = order.take(at, mode="clip")
     table = xp.where(present, at, _INT.type(-1))
     return table if width > 1 else table[:, 0]

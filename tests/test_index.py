@@ -244,7 +244,7 @@ def box(p: int, cells: int) -> Array:
     return (x[:, :, None, None] * nodes + y[:, None, :, None]) * nodes + z[:, None, None, :]
 
 
-def tables(dofs: Array, size: int) -> tuple[jax.Array, ...]:
+def tables(dofs: Any, size: int) -> tuple[jax.Array, ...]:
     return assembly.assembly(jnp.asarray(dofs, np.int32), size).tables
 
 
@@ -362,6 +362,9 @@ def test_no_elements() -> None:
     dofs = np.zeros((0, 3), int)
     function = jm.fuse(lambda u: 2 * u, jm.gather(dofs), jm.scatter_add(dofs, 4))
     assert function(jnp.ones(4)).tolist() == [0, 0, 0, 0]
+    assert assembly._tables(jnp, *assembly._ordered(jnp, jnp.zeros(0, np.int32), 4), 4)
+    add = jax.jit(lambda dofs, x: jm.scatter_add(dofs, 4)(x))
+    assert add(jnp.asarray(dofs), jnp.ones((0, 3))).tolist() == [0, 0, 0, 0]
 
 
 def test_vectors_of_integers_and_truth_values() -> None:

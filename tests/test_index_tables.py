@@ -51,10 +51,10 @@ def element(u: jax.Array, s: jax.Array) -> jax.Array:
 
 
 def operator(space: Space, v: jax.Array, s: jax.Array) -> jax.Array:
-    return jm.fuse(element, (space.gather, 0), space.scatter)(v, s)  # type: ignore[no-any-return]
+    return jm.fuse(element, (space.gather, 0), space.scatter)(v, s)
 
 
-def from_indices(dofs: jax.Array, v: jax.Array, s: jax.Array, **options: Any) -> jax.Array:
+def from_indices(dofs: Any, v: jax.Array, s: jax.Array, **options: Any) -> jax.Array:
     made = Space(jm.gather(dofs, **options), jm.scatter_add(dofs, SIZE, **options))
     return operator(made, v, s)
 
@@ -132,11 +132,11 @@ def test_meshes_of_equal_shapes_are_compiled_once(arrays: tuple[jax.Array, jax.A
 @pytest.mark.parametrize("as_argument", [True, False])
 def test_size_of_the_program_text(as_argument: bool) -> None:
     dofs = np.arange(100_000)[:, None] + np.arange(8)
-    size = int(dofs.max()) + 1
+    size = 100_007
     mesh = Space(jm.gather(dofs, size), jm.scatter_add(dofs, size))
 
     def function(mesh: Space, v: jax.Array) -> jax.Array:
-        return jm.fuse(jnp.sin, mesh.gather, mesh.scatter)(v)  # type: ignore[no-any-return]
+        return jm.fuse(jnp.sin, mesh.gather, mesh.scatter)(v)
 
     v = jnp.ones(size)
     for f in (function, jax.grad(lambda mesh, v: jnp.sum(function(mesh, v) ** 2), 1)):
@@ -156,7 +156,7 @@ def test_one_index_serves_both(make: Function) -> None:
     other = make(known)
     assert other.deterministic and other.mode is None
     np.testing.assert_array_equal(other.index, known.index)
-    for x, y in zip(other.assembly.tables, known.assembly.tables, strict=True):
+    for x, y in zip(jax.tree.leaves(other), jax.tree.leaves(known), strict=True):
         np.testing.assert_array_equal(x, y)
     if isinstance(other, jm.ScatterAxis):
         assert other.index is known.index and other.assembly is known.assembly
@@ -200,20 +200,24 @@ def test_meshes_stacked(arrays: tuple[jax.Array, jax.Array]) -> None:
     assert_close(of_all(operator)(stacked, v, s), of_all(plain)(dofs, v, s))
 
 
+def with_index(space: Space, index: jax.Array) -> Space:
+    return Space(replace(space.gather, index=index), replace(space.scatter, index=index))
+
+
 def test_tables_that_do_not_follow_the_index(arrays: tuple[jax.Array, jax.Array]) -> None:
     """Of a part of the elements, or of several indices, tables of one index say nothing."""
     v, s = arrays
     mesh, half = space(), COUNT // 2
-    first = Space(*(replace(x, index=x.index[:half]) for x in mesh))
+    first = with_index(mesh, mesh.gather.index[:half])
     expected = jax.jit(gradient(plain))(random_dofs(0)[:half], v, s[:half])
     assert_close(jax.jit(gradient(operator))(first, v, s[:half]), expected)
 
-    def with_index(index: jax.Array, v: jax.Array, s: jax.Array) -> jax.Array:
-        return operator(Space(*(replace(x, index=index) for x in mesh)), v, s)
+    def of_index(index: jax.Array, v: jax.Array, s: jax.Array) -> jax.Array:
+        return operator(with_index(mesh, index), v, s)
 
     several = jnp.stack([random_dofs(seed) for seed in range(3)]).astype(np.int32)
     found, expected = (
-        jax.jit(jax.vmap(gradient(f), (0, None, None)))(several, v, s) for f in (with_index, plain)
+        jax.jit(jax.vmap(gradient(f), (0, None, None)))(several, v, s) for f in (of_index, plain)
     )
     assert_close(found, expected)
 
@@ -221,8 +225,10 @@ def test_tables_that_do_not_follow_the_index(arrays: tuple[jax.Array, jax.Array]
 # ---- Traced indices ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("deterministic", [True, False])
-@pytest.mark.parametrize("name", DERIVED)
+@pytest.mark.parametrize(
+    ("name", "deterministic"),
+    [*((name, True) for name in DERIVED), *((x, False) for x in ("jvp of gradient", "vmap"))],
+)
 def test_traced_indices(
     name: str, deterministic: bool, arrays: tuple[jax.Array, jax.Array]
 ) -> None:
@@ -272,7 +278,7 @@ OUTSIDE = np.array([[0, 1, 2], [2, 3, 4], [4, 5, -1], [2**31 - 1, -(2**31), 3], 
 
 @pytest.mark.parametrize("wide", ["int32", "int64"])
 @pytest.mark.parametrize("traced", [True, False])
-@pytest.mark.parametrize("mode", ["clip", "drop", "fill", None])
+@pytest.mark.parametrize("mode", ["clip", "drop", None])
 def test_modes(mode: str | None, traced: bool, wide: str, getkey: GetKey) -> None:
     dofs = OUTSIDE.astype(wide)
     if wide == "int64":
@@ -283,9 +289,7 @@ def test_modes(mode: str | None, traced: bool, wide: str, getkey: GetKey) -> Non
 
     def function(dofs: Any, v: jax.Array, s: jax.Array) -> jax.Array:
         add = jm.scatter_add(dofs, 5, mode=mode)
-        return jm.fuse(  # type: ignore[no-any-return]
-            lambda u, s: jnp.cos(u) * s, (jm.gather(dofs, mode=mode), 0), add
-        )(v, s)
+        return jm.fuse(lambda u, s: jnp.cos(u) * s, (jm.gather(dofs, mode=mode), 0), add)(v, s)
 
     def expected(dofs: Any, v: jax.Array, s: jax.Array) -> jax.Array:
         there = True if mode == "clip" else inside

@@ -644,7 +644,8 @@ def test_random_data() -> None:
         floats = [np.asarray(x) for x in arguments if x.dtype.kind == "f"]
         assert all((0.5 <= x).all() and (x <= 1.5).all() and x.std() > 0.1 for x in floats)
         (found,) = [x for x in arguments if x.dtype.kind == "i"]
-        np.testing.assert_array_equal(np.asarray(found).ravel(), np.asarray(index).ravel())
+        assert found.shape == index.shape and 0 <= found.min() and found.max() < 50
+        assert np.ptp(found, axis=1).max() <= 10  # as near each other as the nodes of an element
     assert not np.array_equal(sets[0][0], sets[1][0])
 
 
