@@ -97,7 +97,8 @@ def drawn_array(random: np.random.Generator, shape: Shape, dtype: Any) -> np.nda
 
     if kind(dtype) == "c":
         return np.asarray(real() + 1j * np.nan_to_num(real()), dtype)
-    return np.asarray(real()).astype(dtype)
+    with np.errstate(over="ignore"):
+        return np.asarray(real()).astype(dtype)
 
 
 def source(array: np.ndarray) -> str:
@@ -116,7 +117,7 @@ class Draw:
     tells which have been drawn.
     """
 
-    def __init__(self, random: np.random.Generator, alone: Counter | None = None) -> None:
+    def __init__(self, random: np.random.Generator, alone: Counter[Any] | None = None) -> None:
         self.random = random
         self.values: list[Value] = []
         self.arguments: list[Argument] = []
@@ -128,18 +129,25 @@ class Draw:
     # ---- Parameters ------------------------------------------------------------------------------
 
     def pick(self, label: str, options: Sequence[Any]) -> Any:
-        """The value of a parameter that is named."""
+        """The value of a parameter that is named; those of each "primitive" are its own."""
         if not options:
             raise Impossible(label)
         if self.counts is None:
             return options[self.random.integers(len(options))]
-        keys = [(self.operation, label, n) for n in range(len(options))]
+        found = self._least(label, len(options))
+        if label == "primitive":
+            self.operation = f"{self.operation} {options[found]}"
+        return options[found]
+
+    def _least(self, label: str, count: int) -> int:
+        assert self.counts is not None
+        keys = [(self.operation, label, n) for n in range(count)]
         for key in keys:
             self.counts.setdefault(key, 0)
         least = min(self.counts[key] for key in keys)
-        found = self.random.choice([n for n, k in enumerate(keys) if self.counts[k] == least])
+        found = int(self.random.choice([n for n, k in enumerate(keys) if self.counts[k] == least]))
         self.counts[keys[found]] += 1
-        return options[found]
+        return found
 
     def chance(self, probability: float) -> bool:
         return bool(self.random.random() < probability)

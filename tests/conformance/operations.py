@@ -85,7 +85,8 @@ def _keywords(d: Draw, **options: Any) -> str:
 
 _FLOAT_UNARY = """sqrt rsqrt cbrt exp exp2 expm1 log log1p logistic sin cos tan asin acos atan sinh
 cosh tanh asinh acosh atanh floor ceil erf erfc erf_inv lgamma digamma""".split()
-_ACCURATE = "sqrt rsqrt cbrt exp exp2 log log1p logistic sin cos tan tanh expm1".split()
+_PARAMETERS = {n: set(inspect.signature(getattr(lax, n)).parameters) for n in (*_FLOAT_UNARY, "mul")}
+_ACCURATE = [name for name in _FLOAT_UNARY if "accuracy" in _PARAMETERS[name]]
 _COMPLEX_UNARY = "neg abs sign sqrt exp log sin cos tanh square conj real imag".split()
 _INTEGER_UNARY = "neg abs sign bitwise_not square population_count clz".split()
 
@@ -98,7 +99,7 @@ def float_unary(d: Draw) -> str:
 
 @operation
 def accurate_unary(d: Draw) -> str:
-    x, name = d.value("f"), d.pick("function", _ACCURATE)
+    x, name = d.value("f"), d.pick("primitive", _ACCURATE)
     accuracy = d.pick("accuracy", ["DEFAULT", "HIGHEST"])
     return f"lax.{name}({x}, accuracy=lax.AccuracyMode.{accuracy})"
 
@@ -140,6 +141,14 @@ def float_binary(d: Draw) -> str:
     x = d.value("f")
     name = d.pick("function", [n for n in names if hasattr(lax, n)])
     return f"lax.{name}({x}, {d.like(x)})"
+
+
+@operation
+def product_of_dtype(d: Draw) -> str:
+    x = d.value("fi")
+    types = ["np.float32", "np.float64", "np.int32", "None"]
+    given = f", out_dtype={d.pick('out_dtype', types)}" if "out_dtype" in _PARAMETERS["mul"] else ""
+    return f"lax.mul({x}, {d.like(x)}{given})"
 
 
 @operation
@@ -662,43 +671,44 @@ def take_along_axis(d: Draw) -> str:
 def lax_gather(d: Draw) -> str:
     x = d.value(rank=(2, 2), least=1)
     n, m = x.shape
-    count = d.integer(0, 3)
-    places = f"np.array({[[d.integer(-1, n)] for _ in range(count)]}, np.int32).reshape(-1, 1)"
+    rows, flags = _rows(d, n)
     sizes = (1, d.integer(0, m))
     numbers = (
         "lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(0,),"
         " start_index_map=(0,))"
     )
-    modes = ["CLIP", "FILL_OR_DROP", "PROMISE_IN_BOUNDS"]
-    mode = d.pick("mode", ["None", *(f"lax.GatherScatterMode.{mode}" for mode in modes[:2])])
-    keywords = _keywords(d, unique_indices=["False"], indices_are_sorted=["False"])
-    if "FILL" in mode:
-        keywords += _keywords(d, fill_value=["1", "0"])
-    return f"lax.gather({x}, {places}, {numbers}, {sizes}, mode={mode}{keywords})"
+    modes = ["CLIP", "FILL_OR_DROP"]
+    mode = d.pick("mode", ["None", *(f"lax.GatherScatterMode.{mode}" for mode in modes)])
+    keywords = _keywords(d, fill_value=["1", "0"]) if "FILL" in mode else ""
+    return f"lax.gather({x}, {rows}, {numbers}, {sizes}, mode={mode}{flags}{keywords})"
+
+
+def _rows(d: Draw, extent: int) -> tuple[str, str]:
+    """Indices of rows, of which what is said of them is true."""
+    count = d.integer(0, 3)
+    unique = d.pick("unique_indices", [True, False])
+    first = d.integer(0, 1)
+    rows = [first + k if unique else d.integer(-1, extent) for k in range(count)]
+    ordered = d.pick("indices_are_sorted", [True, False])
+    rows = sorted(rows) if ordered else rows
+    text = f"np.array({[[r] for r in rows]}, np.int32).reshape(-1, 1)"
+    return text, f", unique_indices={unique}, indices_are_sorted={ordered}"
 
 
 @operation
 def lax_scatter(d: Draw) -> str:
     x = d.value("fci", rank=(2, 2), least=1)
-    n, m = x.shape
-    count = d.integer(0, 3)
-    unique = d.pick("unique_indices", [True, False])
-    first = d.integer(0, 1)
-    rows = [first + k for k in range(count)] if unique else [d.integer(-1, n) for _ in range(count)]
-    ordered = d.pick("indices_are_sorted", [True, False])
-    rows = sorted(rows) if ordered else rows
+    how = d.pick("primitive", ["scatter", "scatter_add", "scatter_mul", "scatter_min"])
+    how = "scatter_add" if x.kind == "c" and how == "scatter_min" else how
+    rows, flags = _rows(d, x.shape[0])
+    modes = ["CLIP", "FILL_OR_DROP"]
+    mode = d.pick("mode", ["None", *(f"lax.GatherScatterMode.{mode}" for mode in modes)])
     numbers = (
         "lax.ScatterDimensionNumbers(update_window_dims=(1,), inserted_window_dims=(0,),"
         " scatter_dims_to_operand_dims=(0,))"
     )
-    how = d.pick("function", ["scatter", "scatter_add", "scatter_mul", "scatter_min"])
-    how = "scatter_add" if x.kind == "c" and how == "scatter_min" else how
-    mode = d.pick("mode", ["None", "lax.GatherScatterMode.CLIP", "lax.GatherScatterMode.FILL_OR_DROP"])
-    updates = d.like(x, shape=(count, m))
-    return (
-        f"lax.{how}({x}, np.array({[[r] for r in rows]}, np.int32).reshape(-1, 1), {updates},"
-        f" {numbers}, unique_indices={unique}, indices_are_sorted={ordered}, mode={mode})"
-    )
+    updates = d.like(x, shape=(rows.count("], [") + (rows.count("[") > 1), x.shape[1]))
+    return f"lax.{how}({x}, {rows}, {updates}, {numbers}{flags}, mode={mode})"
 
 
 @operation
@@ -853,7 +863,7 @@ def reduced(d: Draw) -> str:
 @operation
 def lax_reduced(d: Draw) -> str:
     names = "reduce_sum reduce_prod reduce_max reduce_min".split()
-    x, name = d.value("fi"), d.pick("function", names)
+    x, name = d.value("fi"), d.pick("primitive", names)
     axes = d.axes(x, none=False)
     return f"lax.{name}({x}, {axes})"
 
@@ -861,7 +871,7 @@ def lax_reduced(d: Draw) -> str:
 @operation
 def lax_logic(d: Draw) -> str:
     x = d.value(d.pick("kinds", ["b", "iu"]), rank=(1, 3))
-    name = d.pick("function", ["reduce_and", "reduce_or", "reduce_xor"])
+    name = d.pick("primitive", ["reduce_and", "reduce_or", "reduce_xor"])
     return f"lax.{name}({x}, {d.axes(x, none=False)})"
 
 
@@ -875,7 +885,7 @@ def lax_reduce(d: Draw) -> str:
 
 @operation
 def lax_best(d: Draw) -> str:
-    x, name = d.value("fi", rank=(1, 3), least=1), d.pick("function", ["argmax", "argmin"])
+    x, name = d.value("fi", rank=(1, 3), least=1), d.pick("primitive", ["argmax", "argmin"])
     dtype = d.pick("index_dtype", ["np.int32", "np.int64", "np.uint8"])
     return f"lax.{name}({x}, {d.positive_axis(x)}, {dtype})"
 
@@ -889,7 +899,7 @@ def best_of_booleans(d: Draw) -> str:
 @operation
 def cumulative(d: Draw) -> str:
     x = d.value("fi", rank=(1, 3))
-    name = d.pick("function", "cumsum cumprod cummax cummin cumlogsumexp".split())
+    name = d.pick("primitive", "cumsum cumprod cummax cummin cumlogsumexp".split())
     x = d.value("f", rank=(1, 3)) if name == "cumlogsumexp" else x
     return f"lax.{name}({x}, {d.positive_axis(x)}, reverse={d.pick('reverse', [True, False])})"
 
