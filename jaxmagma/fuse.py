@@ -13,11 +13,21 @@ from typing import Any
 
 import jax
 
+from jaxmagma.conditions import Kind
+from jaxmagma.fallback import PlainCall, tell
 from jaxmagma.index import GatherAxis, ScatterAxis
 from jaxmagma.segments import Gathered, run
 
 
-def fuse(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callable[..., Any]:
+def fuse(
+    fun: Callable[..., Any],
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    axis_name: Any = None,
+    axis_size: int | None = None,
+    spmd_axis_name: Any = None,
+    sum_match: bool = False,
+) -> Callable[..., Any]:
     """Runs a function of one element over all elements, as one kernel where that is possible.
 
     ``jm.fuse(fn)`` means ``jax.vmap(fn)``: same arguments, same results up to rounding, same
@@ -27,13 +37,18 @@ def fuse(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callabl
     function does, plain JAX computes: :func:`jaxmagma.explain` says what, and why.
 
     Args:
-      fn: a function of arrays (or trees of arrays), written for one element.  Arrays that it closes
+      fun: a function of arrays (or trees of arrays), written for one element.  Arrays that it closes
         over are constants of the kernel, as far as they are known when it is traced.
       in_axes: as in ``jax.vmap``: the axis that runs over elements, an integer or None for each
         argument or each leaf of it; or :func:`jaxmagma.gather`, for a global vector of which every
         element reads its own values.
       out_axes: as in ``jax.vmap``; or :func:`jaxmagma.scatter_add`, for a global vector to which
         every element adds its values.
+      axis_name: as in ``jax.vmap``: a name for the axis that runs over elements, for collectives such
+        as ``jax.lax.psum``, which plain JAX computes between kernels.
+      axis_size: as in ``jax.vmap``: the number of elements, where no argument has it.
+      spmd_axis_name: as in ``jax.vmap``: the axis of the device mesh that elements are sharded over.
+      sum_match: as in ``jax.vmap``.
 
     Returns:
       The function of all elements.  Under ``jax.jit`` it is traced and compiled once.
@@ -54,14 +69,18 @@ def fuse(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callabl
     >>> np.allclose(v, jax.vmap(diffusion)(u, D), rtol=1e-5, atol=1e-5)
     True
     """
-    if not callable(fn):
-        raise TypeError(f"fuse needs a function, not {fn!r}")
+    fn = fun
     gathers = any(map(_is_index, jax.tree.leaves(in_axes, is_leaf=_is_index)))
     scatters = any(map(_is_index, jax.tree.leaves(out_axes, is_leaf=_is_index)))
     for name, axes, kind in (("in_axes", in_axes, GatherAxis), ("out_axes", out_axes, ScatterAxis)):
         for x in jax.tree.leaves(axes, is_leaf=_is_index):
             if _is_index(x) and not isinstance(x, kind):
                 raise TypeError(f"fuse: {x} is no entry of {name}")
+    options = dict(
+        axis_name=axis_name, axis_size=axis_size, spmd_axis_name=spmd_axis_name, sum_match=sum_match
+    )
+    # What vmap does not accept it rejects now.
+    jax.vmap(fn, 0 if gathers else in_axes, 0 if scatters else out_axes, **options)
 
     @functools.wraps(fn)
     def fused(*args: Any, **kwargs: Any) -> Any:
@@ -69,14 +88,14 @@ def fuse(fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callabl
         plain_out_axes = _replaced(out_axes, 0) if scatters else out_axes
         if gathers:
             axes = tuple(axes)
-            result = _gathering(fn, args, kwargs, axes, plain_out_axes)
+            result = _gathering(fn, args, kwargs, axes, plain_out_axes, options)
         else:
 
             @functools.wraps(fn)  # vmap's messages name the arguments
-            def element(*args: Any, **kwargs: Any) -> Any:
-                return _element(fn, args, kwargs, [None] * len(jax.tree.leaves(args)), [])
+            def element(*element_args: Any, **element_kwargs: Any) -> Any:
+                return _element(fn, element_args, element_kwargs, (args, kwargs))
 
-            result = jax.vmap(element, axes, plain_out_axes)(*args, **kwargs)
+            result = jax.vmap(element, axes, plain_out_axes, **options)(*args, **kwargs)
         if scatters:
             spread = _broadcast(out_axes, result)
             leaves, tree = jax.tree.flatten(result)
@@ -115,7 +134,12 @@ def _broadcast(axes: Any, tree: Any) -> list[Any]:
 
 
 def _gathering(
-    fn: Callable[..., Any], args: Any, kwargs: Any, in_axes: tuple[Any, ...], out_axes: Any
+    fn: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    in_axes: tuple[Any, ...],
+    out_axes: Any,
+    options: Any,
 ) -> Any:
     """The function of all elements, some arguments being vectors of which each reads its part."""
     spread = [x if _is_index(x) else None for x in _broadcast(in_axes, args)]
@@ -125,31 +149,89 @@ def _gathering(
             axis.check(leaf)
 
     def element(indices: Sequence[jax.Array], *args: Any, **kwargs: Any) -> Any:
-        return _element(fn, args, kwargs, spread, dict(zip(used, indices, strict=True)))
+        return _element(fn, args, kwargs, given, spread, dict(zip(used, indices, strict=True)))
 
-    over = jax.vmap(element, (0, *_replaced(in_axes, None)), out_axes)
+    given = args, kwargs
+    over = jax.vmap(element, (0, *_replaced(in_axes, None)), out_axes, **options)
     return over([x.index for x in used], *args, **kwargs)
 
 
 # ---- One element ---------------------------------------------------------------------------------
 
+# What a function raises that wants to know a value while it is traced.
+_WANTS_TO_KNOW = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+
 
 def _element(
-    fn: Callable[..., Any], args: Any, kwargs: Any, gathers: Sequence[Any], indices: Any
+    fn: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    given: Any,
+    gathers: Sequence[Any] = (),
+    indices: Any = (),
 ) -> Any:
-    """The results of one element, by a program."""
+    """The results of one element, by a program.
+
+    ``given`` are the arguments of all elements.  Those that vmap does not map it leaves as they
+    are, and so does the function get them: Python's numbers, strings and functions as well.
+    """
     leaves, tree = jax.tree.flatten((args, kwargs))
     gathers = [*gathers, *[None] * (len(leaves) - len(gathers))]
+    own = [
+        axis is not None or leaf is not x
+        for axis, leaf, x in zip(gathers, leaves, jax.tree.leaves(given), strict=True)
+    ]
     operands = [
         leaf if axis is None else Gathered(leaf, indices[axis], axis.places)
-        for leaf, axis in zip(leaves, gathers, strict=True)
+        for axis, leaf, mapped in zip(gathers, leaves, own, strict=True)
+        if mapped
     ]
-    avals = [x.aval if isinstance(x, Gathered) else jax.typeof(x) for x in operands]
+    avals = iter([x.aval if isinstance(x, Gathered) else jax.typeof(x) for x in operands])
     structs = [
         jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=getattr(x, "weak_type", False))
-        for x in avals
+        for x in (next(avals) if mapped else None for mapped in own)
+        if x is not None
     ]
-    args, kwargs = jax.tree.unflatten(tree, structs)
-    # JAX's messages about what goes wrong in the function name it and its arguments.
-    closed, results = jax.make_jaxpr(fn, return_shape=True)(*args, **kwargs)
-    return jax.tree.unflatten(jax.tree.structure(results), run(closed, operands))
+
+    def whole(values: Sequence[Any]) -> tuple[Any, Any]:
+        """The arguments, with ``values`` for those that differ from element to element."""
+        remaining = iter(values)
+        found = [
+            next(remaining) if mapped else leaf for mapped, leaf in zip(own, leaves, strict=True)
+        ]
+        args, kwargs = jax.tree.unflatten(tree, found)
+        return args, kwargs
+
+    results: list[Any] = []
+
+    @functools.wraps(fn)  # JAX's messages about what goes wrong in it name it and its arguments
+    def traced(*args: Any, **kwargs: Any) -> list[Any]:
+        args, kwargs = whole(jax.tree.leaves((args, kwargs)))
+        found, out_tree = jax.tree.flatten(fn(*args, **kwargs))
+        results[:] = [out_tree, found]
+        return [x for x in found if isinstance(x, jax.core.Tracer)]
+
+    # None is a tree without leaves.
+    remaining = iter(structs)
+    args, kwargs = jax.tree.unflatten(tree, [next(remaining) if mapped else None for mapped in own])
+    try:
+        closed = jax.make_jaxpr(traced)(*args, **kwargs)
+    except _WANTS_TO_KNOW as error:
+        # What is the same for all elements may be known under vmap, which does not trace it.
+        try:
+            args, kwargs = whole([x.read() if isinstance(x, Gathered) else x for x in operands])
+            result = fn(*args, **kwargs)
+        except _WANTS_TO_KNOW:
+            raise error from None
+        tell(PlainCall("it wants to know values while it is traced"))
+        return result
+    out_tree, found = results
+    made = iter(run(closed, operands, [Kind.MAPPED] * len(operands)))
+    return jax.tree.unflatten(
+        out_tree, [next(made) if isinstance(x, jax.core.Tracer) else x for x in found]
+    )

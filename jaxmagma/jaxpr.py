@@ -2,17 +2,23 @@
 
 Every equation of the jaxpr becomes operations of a :class:`Builder`, or is *unsupported*, with a
 reason.  What depends on constants alone is computed while reading.
+
+A rule that reads an equation *heeds* some of its parameters, and *knows* of others which values
+change nothing.  An equation that has anything else, in this release of JAX or in the next, is
+unsupported: plain JAX computes it.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import reprlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+from jax.lax import GatherScatterMode, Precision, RoundingMethod
 
 from jaxmagma.builder import Builder, letters, row_major
 from jaxmagma.functions import COMPLEX_FUNCTIONS, FUNCTIONS
@@ -32,13 +38,56 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True)
 class Tile:
-    """A value of the builder, as a variable of the jaxpr."""
+    """A value of the builder, as a variable of the jaxpr; it has values, at least one."""
 
     value: int
 
 
 Read = Tile | np.ndarray  # of a variable: in the program, or known
 Emit = Callable[..., Any]  # (function, operands...) -> value
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How equations are read, and which ones.
+
+    ``read`` goes by the parameters that it ``heeds``, all of which an equation has.  Parameters that
+    change nothing have values that ``knows`` accepts; other parameters an equation has not.
+    ``truth`` says that truth values may be taken as the numbers 0 and 1, ``operands`` how many
+    there are, if it is always as many.
+    """
+
+    read: Callable[..., Any]
+    heeds: tuple[str, ...] = ()
+    knows: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)
+    operands: int | None = None
+    truth: bool = True
+
+    def check(self, equation: JaxprEqn) -> None:
+        """Raises ``Unsupported`` for an equation that is not of this kind."""
+        name, parameters = equation.primitive.name, equation.params
+        for key, value in parameters.items():
+            if key not in self.heeds and not (key in self.knows and self.knows[key](value)):
+                raise Unsupported(f"{name} with {key}={reprlib.repr(value)}")
+        for key in self.heeds:
+            if key not in parameters:
+                raise Unsupported(f"{name} without {key}")
+        if self.operands is not None and len(equation.invars) != self.operands:
+            raise Unsupported(f"{name} of {len(equation.invars)} operands")
+        if not self.truth and any(aval(x).dtype == bool for x in equation.invars):
+            raise Unsupported(f"{name} of truth values")
+
+
+def _any(value: Any) -> bool:
+    return True
+
+
+def _none(value: Any) -> bool:
+    return value is None
+
+
+def _one_of(*values: Any) -> Callable[[Any], bool]:
+    return lambda value: any(value is x or value == x for x in values)
 
 
 def interpreted(
@@ -51,7 +100,7 @@ def interpreted(
     known.update(zip(closed.jaxpr.invars, arguments, strict=True))
 
     def read(x: Any) -> Any:
-        return x.val if isinstance(x, Literal) else known[x]
+        return np.asarray(x.val, aval(x).dtype) if isinstance(x, Literal) else known[x]
 
     for equation in closed.jaxpr.eqns:
         results = equation_rule(equation, [read(x) for x in equation.invars])
@@ -62,21 +111,21 @@ def interpreted(
 # ---- Pointwise equations -------------------------------------------------------------------------
 
 
-def _integer_power(emit: Emit, base: Any, exponent: int) -> Any:
-    if exponent < 0:
-        return emit("div", 1.0, _integer_power(emit, base, -exponent))
+def _integer_power(emit: Emit, base: Any, y: int) -> Any:
+    if y < 0:
+        return emit("div", 1.0, _integer_power(emit, base, -y))
     result = None
-    while exponent:
-        if exponent & 1:
+    while y:
+        if y & 1:
             result = base if result is None else emit("mul", result, base)
-        exponent >>= 1
-        if exponent:
+        y >>= 1
+        if y:
             base = emit("mul", base, base)
     return 1.0 if result is None else result
 
 
 def _round(emit: Emit, x: Any, rounding_method: Any) -> Any:
-    away = rounding_method == jax.lax.RoundingMethod.AWAY_FROM_ZERO
+    away = rounding_method == RoundingMethod.AWAY_FROM_ZERO
     return emit("round_away" if away else "round_even", x)
 
 
@@ -88,31 +137,32 @@ def _select(emit: Emit, which: Any, *cases: Any) -> Any:
     return made
 
 
-# Primitives that are not named after their function, and those that are several.
-POINTWISE: dict[str, Callable[..., Any]] = {
-    "integer_pow": lambda emit, x, y: _integer_power(emit, x, y),
-    "square": lambda emit, x: emit("mul", x, x),
-    "add_any": lambda emit, a, b: emit("add", a, b),
-    "one_minus_square": lambda emit, x: emit("sub", 1.0, emit("mul", x, x)),
-    "clamp": lambda emit, low, x, high: emit("min", emit("max", x, low), high),
-    "select_n": _select,
-    "round": _round,
+def _function(name: str, operands: int) -> Rule:
+    # How accurate a function is to be: ours are as accurate as they get by default.
+    knows = {"accuracy": _none, "out_dtype": _none, "accumulation_dtype": _none}
+    return Rule(lambda emit, *xs: emit(name, *xs), (), knows, operands)
+
+
+# By the name of the primitive; ``read`` gets ``emit``, the operands and what it heeds.
+POINTWISE: dict[str, Rule] = {
+    **{name: _function(name, x.operands) for name, x in FUNCTIONS.items()},
+    "integer_pow": Rule(_integer_power, ("y",), {"mul_impl": _none}),
+    "square": Rule(lambda emit, x: emit("mul", x, x)),
+    "add_any": Rule(lambda emit, a, b: emit("add", a, b)),
+    "one_minus_square": Rule(lambda emit, x: emit("sub", 1.0, emit("mul", x, x))),
+    "clamp": Rule(lambda emit, low, x, high: emit("min", emit("max", x, low), high)),
+    "select_n": Rule(_select),
+    "round": Rule(_round, ("rounding_method",)),
 }
-# Parameters that say how accurate a function is to be: ours are as accurate as they get.
-_IGNORED = {"accuracy", "sharding", "out_sharding", "accumulation_dtype", "mul_impl"}
 
 
 def pointwise(equation: JaxprEqn, emit: Emit, operands: Sequence[Any]) -> Any | None:
     """The result of a pointwise equation through ``emit``, or None if it is none."""
-    name = equation.primitive.name
-    if name not in POINTWISE and name not in FUNCTIONS:
+    rule = POINTWISE.get(equation.primitive.name)
+    if rule is None:
         return None
-    parameters = {k: v for k, v in equation.params.items() if k not in _IGNORED and v is not None}
-    if name in POINTWISE:
-        return POINTWISE[name](emit, *operands, **parameters)
-    if name in FUNCTIONS and FUNCTIONS[name].operands == len(operands) and not parameters:
-        return emit(name, *operands)
-    return None
+    rule.check(equation)
+    return rule.read(emit, *operands, **{key: equation.params[key] for key in rule.heeds})
 
 
 def pointwise_rule(closed: ClosedJaxpr, dtype: np.dtype) -> Callable[..., Any]:
@@ -153,52 +203,106 @@ def pointwise_rule(closed: ClosedJaxpr, dtype: np.dtype) -> Callable[..., Any]:
 # ---- Reading -------------------------------------------------------------------------------------
 
 # Of values that are all one dtype these change nothing.
-_NO_CHANGE = {
-    "convert_element_type",
-    "broadcast_in_dim",
-    "copy",
-    "copy_p",
-    "stop_gradient",
-    "reduce_precision",
-    "optimization_barrier",
+_NO_CHANGE = {"convert_element_type", "broadcast_in_dim"}
+
+
+def _call(jaxpr: str, *others: str) -> Rule:
+    """A call of a jaxpr; where and how often it is compiled and kept are no matter of its values."""
+    return Rule(lambda equation: equation.params[jaxpr], (jaxpr,), dict.fromkeys(others, _any))
+
+
+_JIT = _call(
+    "jaxpr",
+    *("in_shardings", "out_shardings", "in_layouts", "out_layouts", "donated_invars", "ctx_mesh"),
+    *("name", "keep_unused", "inline", "compiler_options_kvs"),
+)
+_REMAT = _call("jaxpr", "prevent_cse", "differentiated", "policy", "name", "concrete")
+_CALL = _call("call_jaxpr", "name")
+# Whoever differentiates a program knows the rules that came along: see `segments`.
+_CUSTOM_VJP = ("fwd_jaxpr_thunk", "bwd", "num_consts", "out_trees", "symbolic_zeros")
+_CALLS: dict[str, Rule] = {
+    "jit": _JIT,
+    "pjit": _JIT,
+    "closed_call": _CALL,
+    "core_call": _CALL,
+    "remat": _REMAT,
+    "remat2": _REMAT,
+    "checkpoint": _REMAT,
+    "custom_jvp_call": _call("call_jaxpr", "jvp_jaxpr_fun", "num_consts", "symbolic_zeros"),
+    "custom_vjp_call": _call("call_jaxpr", *_CUSTOM_VJP),
+    "custom_vjp_call_jaxpr": _call("fun_jaxpr", "fwd_jaxpr_thunk", *_CUSTOM_VJP),
 }
-_CALLS = {
-    "jit",
-    "pjit",
-    "closed_call",
-    "core_call",
-    "remat",
-    "remat2",
-    "checkpoint",
-    "custom_jvp_call",
-    "custom_vjp_call",
-    "custom_vjp_call_jaxpr",
-}
+
+
+def has_own_rule(equation: JaxprEqn) -> bool:
+    """Whether it is a call with a rule of differentiation of the user's own."""
+    return equation.primitive.name.startswith("custom_")
 
 
 def inner_jaxpr(equation: JaxprEqn) -> ClosedJaxpr | None:
     """What an equation calls, if it does nothing else."""
-    if equation.primitive.name in _CALLS:
-        for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-            if key in equation.params:
-                found = equation.params[key]
-                return found if isinstance(found, ClosedJaxpr) else ClosedJaxpr(found, [])
-    return None
+    rule = _CALLS.get(equation.primitive.name)
+    if rule is None:
+        return None
+    try:
+        rule.check(equation)
+    except Unsupported:
+        return None
+    found = rule.read(equation)
+    return found if isinstance(found, ClosedJaxpr) else ClosedJaxpr(found, [])
+
+
+def inside(equation: JaxprEqn) -> Iterator[JaxprEqn]:
+    """The equations of the jaxprs among an equation's parameters."""
+    for value in equation.params.values():
+        for inner in value if isinstance(value, tuple | list) else (value,):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield from inner.eqns
 
 
 def nested(jaxpr: Any) -> Iterator[JaxprEqn]:
-    """Every equation of a jaxpr, those inside of others too."""
-    for equation in jaxpr.eqns:
+    """Every equation of a jaxpr, or inside of an equation, those inside of others too."""
+    for equation in jaxpr.eqns if hasattr(jaxpr, "eqns") else inside(jaxpr):
         yield equation
-        for value in equation.params.values():
-            for inner in value if isinstance(value, tuple | list) else (value,):
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    yield from nested(inner)
+        yield from nested(equation)
+
+
+# What may be computed as soon as its operands are known, beside what has a rule: it depends on
+# nothing else, such as the platform or the place along a named axis, and is no effect.
+_PURE = frozenset(
+    """
+    acos acosh asin asinh atan atanh approx_top_k bessel_i0e bessel_i1e bitcast_convert_type cholesky
+    clz complex conj conv_general_dilated copy cumlogsumexp custom_linear_solve digamma eig eigh
+    erf_inv fft geqrf householder_product igamma igammac igamma_grad_a imag iota lgamma lu
+    lu_pivots_to_permutation nextafter not platform_index population_count polygamma random_bits
+    random_clone random_fold_in random_gamma random_seed random_unwrap random_wrap real reduce
+    reduce_precision reduce_window reduce_window_max reduce_window_min reduce_window_sum reduce_xor
+    regularized_incomplete_beta rng_bit_generator scatter-max scatter-min scatter-sub scatter_max
+    scatter_min scatter_sub schur select_and_gather_add select_and_scatter_add shift_left
+    shift_right_arithmetic shift_right_logical sort svd threefry2x32 top_k triangular_solve tridiagonal
+    tridiagonal_solve while zeta
+    """.split()
+)
+
+
+# The choice of an operation's own implementation inside of Pallas kernels, which ours are not.
+_ELSEWHERE = (("mosaic",), None)
+
+
+def is_pure(equation: JaxprEqn) -> bool:
+    """Whether its results depend on its operands alone, and nothing else happens."""
+    name, parameters = equation.primitive.name, equation.params
+    known = name in _PURE or name in POINTWISE or name in _RULES or name in _CALLS
+    for key in ("platforms", "branches_platforms"):
+        known = known and parameters.get(key, _ELSEWHERE) == _ELSEWHERE
+    return known and not equation.effects and all(map(is_pure, inside(equation)))
 
 
 def evaluated(equation: JaxprEqn, operands: Sequence[Any]) -> list[np.ndarray]:
-    """The results of an equation of known operands."""
+    """The results of an equation of known operands; raises ``Unsupported``."""
+    if not is_pure(equation):
+        raise Unsupported(f"{equation.primitive.name} is not an operation of a kernel")
     with jax.ensure_compile_time_eval():
         found = applied(equation, operands)
         return [x if is_extended(x.dtype) else np.asarray(x) for x in found]
@@ -207,6 +311,11 @@ def evaluated(equation: JaxprEqn, operands: Sequence[Any]) -> list[np.ndarray]:
 def aval(variable: Any) -> Any:
     """The shape and dtype of a variable of a jaxpr."""
     return variable.aval
+
+
+def is_empty(own: Any) -> bool:
+    """Whether an array has no values: then it is known."""
+    return 0 in own.shape and not is_extended(own.dtype)
 
 
 def is_extended(dtype: Any) -> bool:
@@ -232,7 +341,13 @@ class Reader:
     def value(self, read: Read) -> int:
         if isinstance(read, Tile):
             return read.value
-        return self.builder.constant(np.asarray(read).astype(self.dtype, copy=False))
+        array = np.asarray(read)
+        if array.dtype.kind == "c" != self.dtype.kind:
+            raise Unsupported(f"a number of {array.dtype} in a program of {self.dtype}")
+        made = array.astype(self.dtype, copy=False)
+        if array.dtype.kind in "iu" and not np.array_equal(made.astype(array.dtype), array):
+            raise Unsupported(f"an integer that is no number of {self.dtype}")
+        return self.builder.constant(made)
 
     def shape(self, read: Read) -> tuple[int, ...]:
         return self.builder.tile(read.value) if isinstance(read, Tile) else np.shape(read)
@@ -268,19 +383,33 @@ class Reader:
         operands = [x if isinstance(x, Tile) else np.asarray(x) for x in operands]
         if not any(isinstance(x, Tile) for x in operands):
             return list(evaluated(equation, operands))
+        name, made = equation.primitive.name, [aval(x) for x in equation.outvars]
+        if equation.effects:
+            raise Unsupported(f"{name} has effects")
         inner = inner_jaxpr(equation)
         if inner is not None:
             return self.jaxpr(inner, operands)
-        if equation.primitive.name not in _NESTED:
+        if made and all(is_empty(x) for x in made):
+            return [np.zeros(x.shape, x.dtype) for x in made]
+        if name not in _NESTED:
             self.check_dtypes(equation)
         found = pointwise(equation, self.emit, operands)
-        if found is not None:
-            return [found]
-        rule = _RULES.get(equation.primitive.name)
-        if rule is None:
-            raise Unsupported(f"{equation.primitive.name} is not an operation of a kernel")
-        results = rule(self, equation, *operands)
-        return list(results) if isinstance(results, list) else [results]
+        if found is None:
+            rule = _RULES.get(name)
+            if rule is None:
+                raise Unsupported(f"{name} is not an operation of a kernel")
+            rule.check(equation)
+            found = rule.read(self, equation, *operands)
+        results = found if isinstance(found, list) else [found]
+        return [self._checked(name, x, own) for x, own in zip(results, made, strict=True)]
+
+    def _checked(self, name: str, read: Any, own: Any) -> Read:
+        """A result, if it has the shape that it has in JAX; what is known has its dtype, too."""
+        if isinstance(read, Tile):
+            if self.shape(read) != own.shape:
+                raise Unsupported(f"{name} of shape {own.shape}")
+            return read
+        return np.broadcast_to(np.asarray(read).astype(own.dtype), own.shape)
 
     def jaxpr(self, closed: ClosedJaxpr, arguments: Sequence[Read]) -> list[Read]:
         results = interpreted(closed, arguments, self.equation)
@@ -288,15 +417,14 @@ class Reader:
 
     def check_dtypes(self, equation: JaxprEqn) -> None:
         name, variables = equation.primitive.name, [*equation.invars, *equation.outvars]
-        if self.dtype.kind not in "iu" and all(aval(x).dtype == self.dtype for x in variables):
+        if all(aval(x).dtype == self.dtype for x in variables):
             return
         for x in variables:
             if is_extended(aval(x).dtype):
                 raise Unsupported(f"{name} computes with {aval(x).dtype}")
             dtype = np.dtype(aval(x).dtype)
             if jnp.issubdtype(dtype, np.inexact) and dtype != self.dtype:
-                if not isinstance(x, Literal):
-                    raise Unsupported(f"{name} mixes {dtype} with {self.dtype}")
+                raise Unsupported(f"{name} mixes {dtype} with {self.dtype}")
         for x in equation.outvars:
             dtype = np.dtype(aval(x).dtype)
             if dtype.kind in "iu" and not self.counts(equation):
@@ -313,7 +441,8 @@ class Reader:
         if not (operand.dtype == bool or jnp.issubdtype(operand.dtype, jnp.integer)):
             return False
         if name == "reduce_sum":
-            return math.prod(operand.shape) * _MOST_PIECES <= 2 ** jnp.finfo(self.dtype).nmant
+            largest = min(2 ** jnp.finfo(self.dtype).nmant, np.iinfo(operand.dtype).max)
+            return math.prod(operand.shape) * _MOST_PIECES <= largest
         if name == "convert_element_type":
             return operand.dtype == bool or aval(equation.outvars[0]).dtype.itemsize >= 4
         return name in _MOVING
@@ -486,29 +615,39 @@ def _pad(reader: Reader, equation: JaxprEqn, x: Read, padding: Read) -> Read:
     placed = Tile(reader.builder.place([(reader.value(x), offset, steps)], shape))
     if not np.any(padding):
         return placed
-    (around,) = evaluated(equation, [np.zeros(reader.shape(x), reader.dtype), padding])
+    nothing = np.zeros(reader.shape(x), aval(equation.invars[0]).dtype)
+    (around,) = evaluated(equation, [nothing, padding])
     return reader.emit("add", placed, around)
 
 
-def _moved(reader: Reader, equation: JaxprEqn, *operands: Read) -> Read:
-    """Any movement at places that are known: told by what it does to the numbers of the values."""
-    moving = [x for x in operands if isinstance(x, Tile)]
-    if len(moving) > 1 or not isinstance(operands[0], Tile):
-        raise Unsupported(f"{equation.primitive.name} at places that are computed")
+def _gather(reader: Reader, equation: JaxprEqn, *operands: Read) -> Read:
+    """At places that are known: told by what it does to the numbers of the values."""
+    if any(isinstance(x, Tile) for x in operands[1:]):
+        raise Unsupported("gather at places that are computed")
     shape = reader.shape(operands[0])
     count = math.prod(shape)
     if max(count, math.prod(aval(equation.outvars[0]).shape)) > _MOST_PIECES:
-        raise Unsupported(f"{equation.primitive.name} of {count} values")
-    # Numbered from one: zero is what is filled in.
-    numbers = np.arange(1, count + 1, dtype=reader.dtype).reshape(shape)
-    (found,) = evaluated(equation, [numbers, *operands[1:]])
-    if not np.isfinite(found).all():
-        raise Unsupported(f"{equation.primitive.name} out of bounds")
+        raise Unsupported(f"gather of {count} values")
+    if aval(equation.outvars[0]).dtype.kind in "iu":
+        raise Unsupported("gather of integers")
+    numbers = np.arange(count, dtype=np.int32).reshape(shape)
+    parameters = dict(equation.params, fill_value=-1)
+    with jax.ensure_compile_time_eval():
+        found = np.asarray(equation.primitive.bind(numbers, *operands[1:], **parameters))
     parts = reader.pieces(operands[0], range(len(shape))).reshape(-1)
+    filled = _filled_in(equation)
     pieces = np.empty(found.shape, object)
     for at, number in np.ndenumerate(found):
-        pieces[at] = parts[int(number) - 1] if number else np.zeros((), reader.dtype)
+        pieces[at] = filled if number < 0 else parts[number]
     return reader.assembled(pieces)
+
+
+def _filled_in(equation: JaxprEqn) -> np.ndarray:
+    """What a gather has for places that there are not."""
+    dtype, fill_value = aval(equation.outvars[0]).dtype, equation.params["fill_value"]
+    if fill_value is None:
+        fill_value = np.nan if jnp.issubdtype(dtype, np.inexact) else True
+    return np.asarray(fill_value).astype(dtype)
 
 
 def _tile(reader: Reader, equation: JaxprEqn, x: Tile) -> Read:
@@ -527,6 +666,8 @@ def _dynamic_update_slice(
     if any(isinstance(start, Tile) for start in starts):
         raise Unsupported("dynamic_update_slice at an index that is computed")
     shape, counts = reader.shape(x), reader.shape(update)
+    if 0 in counts:
+        return x
     # Only the axes along which a part is replaced are taken apart.
     axes = [n for n, extent in enumerate(shape) if counts[n] != extent]
     firsts = [int(np.clip(np.asarray(starts[n]), 0, shape[n] - counts[n])) for n in axes]
@@ -547,6 +688,8 @@ def _scatter(function: str | None) -> Callable[..., Read]:
             raise Unsupported(f"{name} at places that are computed")
         shape, given = reader.shape(x), reader.shape(updates)
         count = math.prod(given)
+        if not count:
+            return x
         if max(math.prod(shape), count) > _MOST_PIECES:
             raise Unsupported(f"{name} of {max(math.prod(shape), count)} values")
         numbers, mode = equation.params["dimension_numbers"], equation.params["mode"]
@@ -638,10 +781,12 @@ def _unchanged(reader: Reader, equation: JaxprEqn, *operands: Read) -> list[Read
     return list(operands)
 
 
-def _scan_counts(parameters: dict[str, Any]) -> tuple[int, int]:
-    """How many operands of a scan are constants and how many are carried."""
-    if "num_consts" in parameters:
+def scan_counts(parameters: Mapping[str, Any]) -> tuple[int, int] | None:
+    """How many operands of a scan are constants and how many are carried, if that is known."""
+    if "num_consts" in parameters and "num_carry" in parameters:
         return parameters["num_consts"], parameters["num_carry"]
+    if "ft_in" not in parameters:
+        return None
     # From JAX 0.12 on it has trees of what is constant, carried and scanned.
     consts, carry, _ = (len(x) for x in parameters["ft_in"].unpack())
     return consts, carry
@@ -651,10 +796,15 @@ def _scan(reader: Reader, equation: JaxprEqn, *operands: Read) -> list[Read]:
     p = equation.params
     if p["length"] > _MOST_STEPS:
         raise Unsupported(f"a loop of {p['length']} steps")
-    consts, carry = _scan_counts(p)
+    counts = scan_counts(p)
+    if counts is None:
+        raise Unsupported("a scan of an unknown kind")
+    consts, carry = counts
     state = list(operands[consts : consts + carry])
     steps = range(p["length"])
     made: list[list[Read]] = []
+    if not p["length"]:
+        return [*state, *(np.zeros(aval(x).shape, aval(x).dtype) for x in equation.outvars[carry:])]
     for step in reversed(steps) if p["reverse"] else steps:
         slices = [reader.index(x, 0, step) for x in operands[consts + carry :]]
         results = reader.jaxpr(p["jaxpr"], [*operands[:consts], *state, *slices])
@@ -666,13 +816,10 @@ def _scan(reader: Reader, equation: JaxprEqn, *operands: Read) -> list[Read]:
 
 
 def _cond(reader: Reader, equation: JaxprEqn, which: Read, *operands: Read) -> list[Read]:
+    if isinstance(which, Tile):
+        raise Unsupported("a condition that may be the same for all elements")
     branches = equation.params["branches"]
-    if not isinstance(which, Tile):
-        return reader.jaxpr(branches[int(np.clip(which, 0, len(branches) - 1))], operands)
-    if len(branches) != 2 or reader.shape(which):
-        raise Unsupported("cond of more than two branches")
-    results = [reader.jaxpr(branch, operands) for branch in branches]
-    return [reader.emit("select", which, *pair) for pair in zip(*results, strict=True)]
+    return reader.jaxpr(branches[int(np.clip(which, 0, len(branches) - 1))], operands)
 
 
 def _program(reader: Reader, equation: JaxprEqn, *operands: Read) -> list[Read]:
@@ -726,49 +873,105 @@ def _program(reader: Reader, equation: JaxprEqn, *operands: Read) -> list[Read]:
 # Their equations are checked one by one.
 _NESTED = {"scan", "cond"}
 # What moves values and does not compute.
-_MOVING = {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "slice", "copy"}
+_MOVING = {"broadcast_in_dim", "reshape", "squeeze", "transpose", "slice", "copy"}
 
-_RULES: dict[str, Callable[..., Any]] = {
-    "dot_general": _dot_general,
-    "broadcast_in_dim": _broadcast_in_dim,
-    "reshape": _reshape,
-    "squeeze": _reshape,
-    "expand_dims": _reshape,
-    "transpose": _transpose,
-    "rev": _rev,
-    "slice": _slice,
-    "dynamic_slice": _dynamic_slice,
-    "concatenate": _concatenate,
-    "stack": _stack,
-    "unstack": _unstack,
-    "split": _split,
-    "pad": _pad,
-    "tile": _tile,
-    "gather": _moved,
-    "dynamic_update_slice": _dynamic_update_slice,
-    "scatter": _scatter(None),
-    "scatter-add": _scatter("add"),
-    "scatter_add": _scatter("add"),
-    "scatter-mul": _scatter("mul"),
-    "scatter_mul": _scatter("mul"),
-    "reduce_sum": _reduce_sum,
-    "reduce_max": _reduction("max"),
-    "reduce_min": _reduction("min"),
-    "reduce_prod": _reduction("mul"),
-    "reduce_and": _reduction("and"),
-    "reduce_or": _reduction("or"),
-    "argmax": _place_of("gt"),
-    "argmin": _place_of("lt"),
-    "cumsum": _cumulative("add"),
-    "cumprod": _cumulative("mul"),
-    "cummax": _cumulative("max"),
-    "cummin": _cumulative("min"),
-    "convert_element_type": _convert,
-    "copy": _unchanged,
-    "copy_p": _unchanged,
-    "stop_gradient": _unchanged,
-    "optimization_barrier": _unchanged,
-    "scan": _scan,
-    "cond": _cond,
-    "element_program": _program,
+# As gathers and scatters may treat places beyond the end, and what they may promise of places.
+_PLACES = {
+    "mode": _one_of(
+        GatherScatterMode.CLIP,
+        GatherScatterMode.FILL_OR_DROP,
+        GatherScatterMode.PROMISE_IN_BOUNDS,
+    ),
+    "unique_indices": _any,
+    "indices_are_sorted": _any,
+}
+# Products are as precise as any of these asks for; other algorithms may round otherwise.
+_is_precision = _one_of(None, *Precision)
+
+
+def _known_precision(value: Any) -> bool:
+    return all(map(_is_precision, value)) if isinstance(value, tuple) else _is_precision(value)
+
+
+def _does(name: str) -> Callable[[Any], bool]:
+    """Whether a jaxpr of two scalars is that function of them."""
+
+    def does(jaxpr: Any) -> bool:
+        equations = getattr(jaxpr, "eqns", ())
+        return [x.primitive.name for x in equations] == [name]
+
+    return does
+
+
+def _scattering(function: str | None) -> Rule:
+    knows = _PLACES | {
+        "update_jaxpr": _does(function) if function else _none,
+        "update_consts": _one_of(()),
+    }
+    return Rule(_scatter(function), ("dimension_numbers", "mode"), knows, 3, truth=function is None)
+
+
+_MOVE = {"sharding": _none}
+_SUM = {"out_sharding": _none}
+_STEPS = dict.fromkeys(
+    ("num_consts", "num_carry", "ft_in", "ft_out", "unroll", "linear", "_split_transpose"), _any
+)
+
+# ``read`` gets the reader, the equation and its operands.
+_RULES: dict[str, Rule] = {
+    "dot_general": Rule(
+        _dot_general,
+        ("dimension_numbers",),
+        # The dtypes of operands and result are all that of the program.
+        {"precision": _known_precision, "preferred_element_type": _any, "out_sharding": _none},
+        operands=2,
+        truth=False,
+    ),
+    "broadcast_in_dim": Rule(
+        _broadcast_in_dim, ("shape", "broadcast_dimensions"), _MOVE, operands=1
+    ),
+    "reshape": Rule(_reshape, ("new_sizes",), _MOVE | {"dimensions": _none}, operands=1),
+    "squeeze": Rule(_reshape, ("dimensions",), operands=1),
+    "transpose": Rule(_transpose, ("permutation",), operands=1),
+    "rev": Rule(_rev, ("dimensions",), operands=1),
+    "slice": Rule(_slice, ("start_indices", "limit_indices", "strides"), operands=1),
+    "dynamic_slice": Rule(_dynamic_slice, ("slice_sizes",)),
+    "concatenate": Rule(_concatenate, ("dimension",)),
+    "stack": Rule(_stack, ("axis",)),
+    "unstack": Rule(_unstack, ("axis",), operands=1),
+    "split": Rule(_split, ("sizes", "axis"), operands=1),
+    "pad": Rule(_pad, ("padding_config",), operands=2),
+    "tile": Rule(_tile, ("reps",), operands=1),
+    "gather": Rule(
+        _gather,
+        ("dimension_numbers", "slice_sizes", "fill_value"),
+        _PLACES,
+        operands=2,
+    ),
+    "dynamic_update_slice": Rule(_dynamic_update_slice),
+    "scatter": _scattering(None),
+    "scatter-add": _scattering("add"),
+    "scatter_add": _scattering("add"),
+    "scatter-mul": _scattering("mul"),
+    "scatter_mul": _scattering("mul"),
+    "reduce_sum": Rule(_reduce_sum, ("axes",), _SUM, operands=1),
+    "reduce_max": Rule(_reduction("max"), ("axes",), _SUM, operands=1),
+    "reduce_min": Rule(_reduction("min"), ("axes",), _SUM, operands=1),
+    "reduce_prod": Rule(_reduction("mul"), ("axes",), _SUM, operands=1),
+    "reduce_and": Rule(_reduction("and"), ("axes",), _SUM, operands=1),
+    "reduce_or": Rule(_reduction("or"), ("axes",), _SUM, operands=1),
+    "argmax": Rule(_place_of("gt"), ("axes", "index_dtype"), operands=1),
+    "argmin": Rule(_place_of("lt"), ("axes", "index_dtype"), operands=1),
+    "cumsum": Rule(_cumulative("add"), ("axis", "reverse"), operands=1),
+    "cumprod": Rule(_cumulative("mul"), ("axis", "reverse"), operands=1),
+    "cummax": Rule(_cumulative("max"), ("axis", "reverse"), operands=1),
+    "cummin": Rule(_cumulative("min"), ("axis", "reverse"), operands=1),
+    "convert_element_type": Rule(_convert, ("new_dtype",), _MOVE | {"weak_type": _any}, operands=1),
+    "copy": Rule(_unchanged, operands=1),
+    "copy_p": Rule(_unchanged, operands=1),
+    "stop_gradient": Rule(_unchanged, operands=1),
+    "optimization_barrier": Rule(_unchanged),
+    "scan": Rule(_scan, ("reverse", "length", "jaxpr"), _STEPS),
+    "cond": Rule(_cond, ("branches",), {"branches_platforms": _one_of(_ELSEWHERE)}),
+    "element_program": Rule(_program, ("program",)),
 }

@@ -2,21 +2,26 @@
 
 Equations are read into a program as long as they are operations of one.  At one that is not, the
 program ends: its results are computed, plain JAX evaluates the equation, and a new program begins.
+A condition that is the same for all elements is such an equation, with a program in each branch.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
+from jax.extend.core.primitives import convert_element_type_p
 
-from jaxmagma import primitive
+from jaxmagma import conditions, primitive
 from jaxmagma.builder import Builder
 from jaxmagma.capacity import can_be_constant, surely_fits, too_large, traced_once
+from jaxmagma.conditions import Kind
 from jaxmagma.fallback import PlainCall, tell
 from jaxmagma.jaxpr import (
     Reader,
@@ -24,8 +29,10 @@ from jaxmagma.jaxpr import (
     Unsupported,
     applied,
     evaluated,
+    has_own_rule,
     inner_jaxpr,
     interpreted,
+    is_empty,
     is_extended,
     nested,
 )
@@ -36,16 +43,18 @@ from jaxmagma.program import Constant, Input, Output
 # The folders whose lines are not the user's.
 _LIBRARIES = tuple(str(Path(x).parent) + "/" for x in (jax.__file__, __file__))
 # Equations with a derivative that is not that of the operations they are read as: rules of the
-# user's own, and reductions that share a derivative among equal values.
-_OWN_JVP = {
+# user's own, reductions that share a derivative among equal values, and bounds that have none.
+_OWN_DERIVATIVE = {
     "custom_jvp_call",
+    "custom_vjp_call",
+    "custom_vjp_call_jaxpr",
     "stop_gradient",
     "reduce_max",
     "reduce_min",
     "cummax",
     "cummin",
+    "clamp",
 }
-_OWN_VJP = {"custom_vjp_call", "custom_vjp_call_jaxpr"}
 
 
 @dataclass(frozen=True)
@@ -72,71 +81,53 @@ class Gathered:
 Operand = Any  # an array, or Gathered
 
 
-def run(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.Array]:
-    """The results of a jaxpr, with its own rules of differentiation."""
-    names = {equation.primitive.name for equation in nested(closed.jaxpr)}
-    if names & (_OWN_JVP | _OWN_VJP):
-        return _differentiated_plainly(closed, operands, forward=not names & _OWN_VJP)
-    return _run(closed, operands)
-
-
 # ---- Rules of differentiation that the function brings along -----------------------------------
 
 
+def _has_own_derivative(equation: JaxprEqn) -> bool:
+    names = {equation.primitive.name, *(x.primitive.name for x in nested(equation))}
+    return not names.isdisjoint(_OWN_DERIVATIVE)
+
+
 def _differentiated_plainly(
-    closed: ClosedJaxpr, operands: Sequence[Operand], forward: bool
+    fused: Callable[..., Any], plain: Callable[..., Any], arrays: Sequence[jax.Array]
 ) -> list[jax.Array]:
-    """The function as programs, and its derivatives, of every order, as JAX has them.
+    """A function as programs, and its derivatives, of every order, as JAX has them."""
+    function = jax.custom_jvp(fused)
 
-    A function with a reverse rule has no derivative in forward mode.
-    """
-    arrays, whole = _apart([*closed.consts, *operands])
-    inner = ClosedJaxpr(_closed_by_arguments(closed), [])
+    def derivative(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        # What has no tangent has none in the function, either: zero times infinity is no zero.
+        moving = [n for n, x in enumerate(tangents) if not isinstance(x, SymbolicZero)]
 
-    def fused(*arrays: jax.Array) -> list[jax.Array]:
-        return _run(inner, whole(arrays))
+        def of_moving(*values: Any) -> list[jax.Array]:
+            arrays = list(primals)
+            for n, value in zip(moving, values, strict=True):
+                arrays[n] = value
+            return plain(*arrays)
 
-    def plain(*arrays: jax.Array) -> list[jax.Array]:
-        return _plain(inner, whole(arrays))
+        return jax.jvp(of_moving, [primals[n] for n in moving], [tangents[n] for n in moving])
 
-    if forward:
-        function: Any = jax.custom_jvp(fused)
-        function.defjvp(lambda primals, tangents: jax.jvp(plain, primals, tangents))
-    else:
-        function = jax.custom_vjp(fused)
-        function.defvjp(
-            lambda *arrays: (function(*arrays), arrays),
-            lambda arrays, cotangents: jax.vjp(plain, *arrays)[1](list(cotangents)),
-        )
+    function.defjvp(derivative, symbolic_zeros=True)
     return list(function(*arrays))
 
 
-def _closed_by_arguments(closed: ClosedJaxpr) -> Any:
-    """The jaxpr with its constants as leading arguments."""
-    jaxpr = closed.jaxpr
-    return jaxpr.replace(
-        constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars], debug_info=jaxpr.debug_info
+def _with_own_rule(
+    line: "_Line", operands: Sequence[jax.Array], inner: ClosedJaxpr
+) -> list[jax.Array]:
+    """The results of a call with a rule of its own, of which parts are programs."""
+    arrays = [n for n, x in enumerate(operands) if isinstance(x, jax.Array)]
+
+    def whole(values: Sequence[Any]) -> list[Any]:
+        found = list(operands)
+        for n, value in zip(arrays, values, strict=True):
+            found[n] = value
+        return found
+
+    return _differentiated_plainly(
+        lambda *xs: run(inner, whole(xs), line.kinds),
+        lambda *xs: applied(line.equation, whole(xs)),
+        [operands[n] for n in arrays],
     )
-
-
-def _apart(operands: Sequence[Operand]) -> Any:
-    """The arrays of the operands, and the function that puts them together again."""
-    arrays = [
-        array
-        for x in operands
-        for array in ((x.vector, x.index) if isinstance(x, Gathered) else (x,))
-    ]
-
-    def whole(arrays: Sequence[Any]) -> list[Operand]:
-        remaining = iter(arrays)
-        return [
-            Gathered(next(remaining), next(remaining), x.places)
-            if isinstance(x, Gathered)
-            else next(remaining)
-            for x in operands
-        ]
-
-    return arrays, whole
 
 
 # ---- Segments ------------------------------------------------------------------------------------
@@ -150,10 +141,21 @@ class _Line(NamedTuple):
     operands: list[Any]
     results: list["_Variable"]
 
+    @property
+    def kinds(self) -> list[Kind]:
+        return [_kind(x) for x in self.operands]
+
 
 @dataclass(frozen=True, eq=False)
 class _Variable:
     aval: Any
+    kind: Kind
+
+
+def _kind(x: Any) -> Kind:
+    if isinstance(x, _Variable):
+        return x.kind
+    return Kind.UNSURE if isinstance(x, jax.Array) else Kind.KNOWN
 
 
 def _inlined(
@@ -163,12 +165,18 @@ def _inlined(
     lines: list[_Line] = []
 
     def inline(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
-        inner = inner_jaxpr(equation)
+        kinds = [_kind(x) for x in operands]
+        inner = None if has_own_rule(equation) else inner_jaxpr(equation)
+        if inner is None:
+            inner = conditions.selected(equation, kinds)
         if inner is not None:
             more, results = _inlined(inner, operands, site or equation)
             lines.extend(more)
         else:
-            results = [_Variable(x.aval) for x in equation.outvars]
+            kinds = conditions.results(equation, kinds)
+            results = [
+                _Variable(x.aval, kind) for x, kind in zip(equation.outvars, kinds, strict=True)
+            ]
             lines.append(_Line(equation, site or equation, operands, results))
         return results
 
@@ -176,11 +184,11 @@ def _inlined(
 
 
 class _Segment:
-    """A program in the making, and the arrays that are its arguments."""
+    """A program in the making, the lines it is made of, and the arrays that are its arguments."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
-        self.arguments: dict[int, jax.Array] = {}  # by input
+        self.lines: list[tuple[_Line, list[Any]]] = []  # and what their operands are
         self._inputs: dict[int, tuple[int, jax.Array]] = {}  # by the identity of the array
 
     def input(self, array: jax.Array, index: bool = False) -> Tile:
@@ -188,20 +196,21 @@ class _Segment:
             raise Unsupported(f"an array of {array.dtype} in a program of {self.reader.dtype}")
         if id(array) not in self._inputs:
             dtype = np.dtype(array.dtype)
-            value = array if dtype.kind != "b" else array.astype(self.reader.dtype)
-            if value.dtype != (np.int32 if index else self.reader.dtype):
+            own = self.reader.dtype if dtype.kind == "b" else dtype
+            if own != (np.int32 if index else self.reader.dtype):
                 raise Unsupported(f"an array of {dtype} in a program of {self.reader.dtype}")
-            number = self.reader.builder.input(Input((), jnp.shape(array), np.dtype(value.dtype)))
+            number = self.reader.builder.input(Input((), jnp.shape(array), own))
             self._inputs[id(array)] = number, array
-            self.arguments[number] = value
         return Tile(self._inputs[id(array)][0])
 
     def gather(self, x: Gathered) -> Tile:
         vector, index = self.input(x.vector), self.input(x.index, index=True)
         return Tile(self.reader.builder.gather(vector.value, index.value, x.places))
 
-    def run(self, results: Sequence[Tile]) -> list[jax.Array]:
-        """The values of some tiles."""
+    def run(
+        self, results: Sequence[Tile], variables: Sequence["_Variable"] = ()
+    ) -> list[jax.Array]:
+        """The values of some tiles, those of ``variables`` of the lines; raises ``TooLarge``."""
         if not results:
             return []
         values = list(dict.fromkeys(x.value for x in results))
@@ -211,21 +220,56 @@ class _Segment:
             reason = too_large(one_by_one(built.program)) and too_large(plan(built.program))
             if reason:
                 raise TooLarge(reason)
-        arguments = [self.arguments[n] for n in built.inputs if n in self.arguments]
-        found = dict(zip(values, primitive.apply(built.program, *arguments), strict=True))
-        return [found[x.value] for x in results]
+        arrays = {number: array for number, array in self._inputs.values()}
+        wanted = [n for n in built.inputs if n in arrays]
+
+        def fused(*arguments: jax.Array) -> list[jax.Array]:
+            typed = (x.astype(self.reader.dtype) if x.dtype == bool else x for x in arguments)
+            found = dict(zip(values, primitive.apply(built.program, *typed), strict=True))
+            return [found[x.value] for x in results]
+
+        arguments = [arrays[n] for n in wanted]
+        if not any(_has_own_derivative(line.equation) for line, _ in self.lines):
+            return fused(*arguments)
+        # The derivative is JAX's, of all that the lines compute with.
+        others = [array for number, array in arrays.items() if number not in wanted]
+        count = len(arguments)
+
+        def plain(*arrays: jax.Array) -> list[jax.Array]:
+            known = {id(old): new for old, new in zip([*arguments, *others], arrays, strict=True)}
+            found = self._plain(known)
+            return [jnp.asarray(found[x], self.reader.dtype) for x in variables]
+
+        return _differentiated_plainly(
+            lambda *arrays: fused(*arrays[:count]), plain, [*arguments, *others]
+        )
+
+    def plain(self) -> dict["_Variable", jax.Array]:
+        """What the lines compute, in plain JAX."""
+        return self._plain({})
+
+    def _plain(self, arrays: Mapping[int, jax.Array]) -> dict["_Variable", jax.Array]:
+        """The same of other arrays, in the place of those with some identities."""
+        found: dict[_Variable, jax.Array] = {}
+
+        def replaced(x: Any) -> Any:
+            return arrays.get(id(x), x)
+
+        def array(x: Any, own: Any) -> Any:
+            if isinstance(own, Tile):
+                return found[x]
+            if isinstance(own, Gathered):
+                return replace(own, vector=replaced(own.vector), index=replaced(own.index)).read()
+            return replaced(own)
+
+        for line, operands in self.lines:
+            values = [array(*x) for x in zip(line.operands, operands, strict=True)]
+            found.update(zip(line.results, applied(line.equation, values), strict=True))
+        return found
 
 
 class TooLarge(Exception):
     """Why a program is none."""
-
-
-def _run(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.Array]:
-    try:
-        return _run_in_segments(closed, operands)
-    except TooLarge as reason:
-        tell(PlainCall(str(reason)))
-        return _plain(closed, operands)
 
 
 def _arrays(operands: Sequence[Operand]) -> list[jax.Array]:
@@ -233,11 +277,13 @@ def _arrays(operands: Sequence[Operand]) -> list[jax.Array]:
 
 
 def _plain(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.Array]:
-    return list(jaxpr_as_fun(closed)(*_arrays(operands)))
+    results = jaxpr_as_fun(closed)(*_arrays(operands))
+    return [_typed(x, own) for x, own in zip(results, closed.out_avals, strict=True)]
 
 
-def _run_in_segments(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.Array]:
-    parameters = [_Variable(x) for x in closed.in_avals]
+def run(closed: ClosedJaxpr, operands: Sequence[Operand], kinds: Sequence[Kind]) -> list[jax.Array]:
+    """The results of a jaxpr of one element; ``kinds`` are those of the operands."""
+    parameters = [_Variable(*x) for x in zip(closed.in_avals, kinds, strict=True)]
     lines, results = _inlined(closed, parameters)
     dtype = _dtype(lines, closed)
     if dtype is None:
@@ -265,7 +311,9 @@ def _run_in_segments(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[j
             return x
         if isinstance(x, Gathered):
             return segment.gather(x)
-        return segment.input(x) if isinstance(x, jax.Array) else x
+        if isinstance(x, jax.Array):
+            return np.zeros(x.shape, x.dtype) if is_empty(x) else segment.input(x)
+        return x
 
     def finish(line: int) -> None:
         """Ends the segment before a line: what is needed from there on becomes arrays."""
@@ -275,30 +323,66 @@ def _run_in_segments(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[j
             for x, tile in values.items()
             if isinstance(tile, Tile) and last_use.get(x, -1) >= line
         ]
-        arrays = segment.run([tile for _, tile in live])
-        for (x, _), array in zip(live, arrays, strict=True):
-            values[x] = _as_dtype(array, x.aval.dtype)
+        try:
+            arrays = segment.run([tile for _, tile in live], [x for x, _ in live])
+        except TooLarge as reason:
+            tell(PlainCall(str(reason)))
+            values.update(segment.plain())
+        else:
+            for (x, _), array in zip(live, arrays, strict=True):
+                values[x] = _as_dtype(array, x.aval.dtype)
         segment = _Segment(Reader(Builder(0), dtype))
 
     for number, line in enumerate(lines):
         found = [value(x) for x in line.operands]
-        if not any(isinstance(x, unknown) for x in found):
-            made: Sequence[Any] = evaluated(line.equation, found)
-        else:
-            try:
-                made = segment.reader.equation(line.equation, [read(x) for x in found])
-            except Unsupported as reason:
-                moves = all(_is_integer(x) for x in found)
-                if not moves:
-                    tell(PlainCall(f"{_place(line)}: {reason}"))
-                if any(isinstance(x, Tile) for x in found):
-                    finish(number)
-                made = applied(line.equation, _arrays([value(x) for x in line.operands]))
+        try:
+            if any(isinstance(x, unknown) for x in found):
+                made: Sequence[Any] = segment.reader.equation(
+                    line.equation, [read(x) for x in found]
+                )
+                segment.lines.append((line, found))
+            else:
+                made = evaluated(line.equation, found)
+        except Unsupported as reason:
+            moves = all(_is_integer(x) for x in found)
+            if not moves:
+                tell(PlainCall(f"{_place(line)}: {reason}"))
+            if any(isinstance(x, Tile) for x in found):
+                finish(number)
+            made = _applied(line, _arrays([value(x) for x in line.operands]))
         values.update(zip(line.results, made, strict=True))
 
     finish(len(lines))
     arrays = _arrays([value(x) for x in results])
-    return [jnp.asarray(x, aval.dtype) for x, aval in zip(arrays, closed.out_avals, strict=True)]
+    mapped = next((n for n, kind in enumerate(kinds) if kind == Kind.MAPPED), None)
+    for n, x in enumerate(results):
+        if _kind(x) == Kind.MAPPED and not isinstance(arrays[n], jax.Array) and mapped is not None:
+            arrays[n] = _as_mapped(arrays[n], *_arrays([operands[mapped]]))
+    return [_typed(x, own) for x, own in zip(arrays, closed.out_avals, strict=True)]
+
+
+# ---- What is no operation of a program -----------------------------------------------------------
+
+
+def _applied(line: _Line, operands: Sequence[Any]) -> list[jax.Array]:
+    """The results of a line by plain JAX, with programs in the branches and calls in it."""
+    equation = line.equation
+    if equation.primitive.name == "cond" and set(equation.params) == {"branches"}:
+        return _branched(line, *operands)
+    inner = inner_jaxpr(equation)
+    if inner is not None and not equation.effects:
+        return _with_own_rule(line, operands, inner)
+    return applied(equation, operands)
+
+
+def _branched(line: _Line, which: Any, *operands: Any) -> list[jax.Array]:
+    branches = [
+        functools.partial(run, branch, kinds=line.kinds[1:])
+        for branch in line.equation.params["branches"]
+    ]
+    if not isinstance(which, jax.core.Tracer):
+        return branches[int(np.clip(which, 0, len(branches) - 1))](operands)
+    return list(jax.lax.switch(which, [lambda *xs, f=f: f(xs) for f in branches], *operands))
 
 
 def _is_variable(x: Any) -> bool:
@@ -327,6 +411,25 @@ def _as_dtype(array: jax.Array, dtype: Any) -> jax.Array:
     if array.dtype == dtype:
         return array
     return array != 0 if np.dtype(dtype).kind == "b" else array.astype(dtype)
+
+
+def _typed(array: Any, own: Any) -> jax.Array:
+    """A result as an array of the dtype it has in JAX, weak where it is."""
+    if is_extended(own.dtype):
+        return array
+    array = jnp.asarray(array, own.dtype)
+    if bool(own.weak_type) == bool(jax.typeof(array).weak_type):
+        return array
+    return convert_element_type_p.bind(
+        array, new_dtype=np.dtype(own.dtype), weak_type=bool(own.weak_type), sharding=None
+    )
+
+
+def _as_mapped(known: Any, mapped: jax.Array) -> jax.Array:
+    """A known value, as one of each element: vmap takes it for a result that differs."""
+    if is_extended(mapped.dtype):
+        mapped = jax.random.key_data(mapped)
+    return jax.lax.select(jnp.any(mapped != 0), jnp.asarray(known), jnp.asarray(known))
 
 
 def _place(line: _Line) -> str:
