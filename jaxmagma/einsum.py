@@ -155,7 +155,7 @@ def capture(
     values = _Operands(arrays, dtype, baked)
     numbers = [values.number(position, term) for position, term in enumerate(terms)]
     factors = list(zip(numbers, labels, strict=True))
-    factors = _shared_contracted(factors, kept, extents, elements, values)
+    factors = _shared_contracted(factors, kept, extents, elements, values, precision)
     return _build(factors, output, kept, extents, elements, values, precision)
 
 
@@ -293,6 +293,7 @@ def _shared_contracted(
     extents: Mapping[str, int],
     elements: str,
     values: _Operands,
+    precision: Any,
 ) -> list[tuple[int, str]]:
     """Contracts operands without elements with each other first, once for all elements."""
     while elements and len(factors) > 1:
@@ -320,7 +321,8 @@ def _shared_contracted(
             wide = np.promote_types(values.dtype, np.float32)
             product = np.einsum(spec, *(x.astype(wide) for x in arrays)).astype(values.dtype)
         else:
-            product = jnp.einsum(spec, *arrays)
+            # A kernel would compute it in full precision.
+            product = jnp.einsum(spec, *arrays, precision=precision or jax.lax.Precision.HIGHEST)
         factors = [(values.add(product), kept), *rest]
     return factors
 

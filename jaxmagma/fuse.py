@@ -16,6 +16,7 @@ import jax
 from jaxmagma.conditions import Kind
 from jaxmagma.fallback import PlainCall, tell
 from jaxmagma.index import GatherAxis, ScatterAxis
+from jaxmagma.jaxpr import nested
 from jaxmagma.segments import Gathered, run
 
 
@@ -37,17 +38,17 @@ def fuse(
     function does, plain JAX computes: :func:`jaxmagma.explain` says what, and why.
 
     Args:
-      fun: a function of arrays (or trees of arrays), written for one element.  Arrays that it closes
-        over are constants of the kernel, as far as they are known when it is traced.
+      fun: a function of arrays (or trees of arrays), written for one element.  Arrays that it
+        closes over are constants of the kernel, as far as they are known when it is traced.
       in_axes: as in ``jax.vmap``: the axis that runs over elements, an integer or None for each
         argument or each leaf of it; or :func:`jaxmagma.gather`, for a global vector of which every
         element reads its own values.
       out_axes: as in ``jax.vmap``; or :func:`jaxmagma.scatter_add`, for a global vector to which
         every element adds its values.
-      axis_name: as in ``jax.vmap``: a name for the axis that runs over elements, for collectives such
-        as ``jax.lax.psum``, which plain JAX computes between kernels.
+      axis_name: as in ``jax.vmap``: a name for the axis that runs over elements, for collectives
+        such as ``jax.lax.psum``, which plain JAX computes between kernels.
       axis_size: as in ``jax.vmap``: the number of elements, where no argument has it.
-      spmd_axis_name: as in ``jax.vmap``: the axis of the device mesh that elements are sharded over.
+      spmd_axis_name: as in ``jax.vmap``: the mesh axis that elements are sharded over.
       sum_match: as in ``jax.vmap``.
 
     Returns:
@@ -167,6 +168,10 @@ _WANTS_TO_KNOW = (
 )
 
 
+# And what an operation is of which JAX would know more if it were not traced.
+_LESS_KNOWN = {"reduce", "reduce_window"}
+
+
 def _element(
     fn: Callable[..., Any],
     args: Any,
@@ -221,15 +226,17 @@ def _element(
     args, kwargs = jax.tree.unflatten(tree, [next(remaining) if mapped else None for mapped in own])
     try:
         closed = jax.make_jaxpr(traced)(*args, **kwargs)
+        reason: Exception | None = None
     except _WANTS_TO_KNOW as error:
-        # What is the same for all elements may be known under vmap, which does not trace it.
-        try:
-            args, kwargs = whole([x.read() if isinstance(x, Gathered) else x for x in operands])
-            result = fn(*args, **kwargs)
-        except _WANTS_TO_KNOW:
-            raise error from None
+        reason = error
+    if reason is not None or any(x.primitive.name in _LESS_KNOWN for x in nested(closed.jaxpr)):
+        # What is the same for all elements is known under vmap, which does not trace it.
         tell(PlainCall("it wants to know values while it is traced"))
-        return result
+        args, kwargs = whole([x.read() if isinstance(x, Gathered) else x for x in operands])
+        try:
+            return fn(*args, **kwargs)
+        except _WANTS_TO_KNOW as error:
+            raise reason or error from None
     out_tree, found = results
     made = iter(run(closed, operands, [Kind.MAPPED] * len(operands)))
     return jax.tree.unflatten(

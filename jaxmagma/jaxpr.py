@@ -51,8 +51,8 @@ Emit = Callable[..., Any]  # (function, operands...) -> value
 class Rule:
     """How equations are read, and which ones.
 
-    ``read`` goes by the parameters that it ``heeds``, all of which an equation has.  Parameters that
-    change nothing have values that ``knows`` accepts; other parameters an equation has not.
+    ``read`` goes by the parameters that it ``heeds``, all of which an equation has.  Parameters
+    that change nothing have values that ``knows`` accepts; other parameters an equation has not.
     ``truth`` says that truth values may be taken as the numbers 0 and 1, ``operands`` how many
     there are, if it is always as many.
     """
@@ -100,7 +100,9 @@ def interpreted(
     known.update(zip(closed.jaxpr.invars, arguments, strict=True))
 
     def read(x: Any) -> Any:
-        return np.asarray(x.val, aval(x).dtype) if isinstance(x, Literal) else known[x]
+        if not isinstance(x, Literal):
+            return known[x]
+        return x.val if hasattr(x.val, "dtype") else np.asarray(x.val, aval(x).dtype)
 
     for equation in closed.jaxpr.eqns:
         results = equation_rule(equation, [read(x) for x in equation.invars])
@@ -207,7 +209,7 @@ _NO_CHANGE = {"convert_element_type", "broadcast_in_dim"}
 
 
 def _call(jaxpr: str, *others: str) -> Rule:
-    """A call of a jaxpr; where and how often it is compiled and kept are no matter of its values."""
+    """A call of a jaxpr; where it is compiled and what of it is kept do not change its values."""
     return Rule(lambda equation: equation.params[jaxpr], (jaxpr,), dict.fromkeys(others, _any))
 
 
@@ -272,16 +274,16 @@ def nested(jaxpr: Any) -> Iterator[JaxprEqn]:
 # nothing else, such as the platform or the place along a named axis, and is no effect.
 _PURE = frozenset(
     """
-    acos acosh asin asinh atan atanh approx_top_k bessel_i0e bessel_i1e bitcast_convert_type cholesky
-    clz complex conj conv_general_dilated copy cumlogsumexp custom_linear_solve digamma eig eigh
-    erf_inv fft geqrf householder_product igamma igammac igamma_grad_a imag iota lgamma lu
+    acos acosh asin asinh atan atanh approx_top_k bessel_i0e bessel_i1e bitcast_convert_type
+    cholesky clz complex conj conv_general_dilated copy cumlogsumexp custom_linear_solve digamma
+    eig eigh erf_inv fft geqrf householder_product igamma igammac igamma_grad_a imag iota lgamma lu
     lu_pivots_to_permutation nextafter not platform_index population_count polygamma random_bits
     random_clone random_fold_in random_gamma random_seed random_unwrap random_wrap real reduce
     reduce_precision reduce_window reduce_window_max reduce_window_min reduce_window_sum reduce_xor
     regularized_incomplete_beta rng_bit_generator scatter-max scatter-min scatter-sub scatter_max
     scatter_min scatter_sub schur select_and_gather_add select_and_scatter_add shift_left
-    shift_right_arithmetic shift_right_logical sort svd threefry2x32 top_k triangular_solve tridiagonal
-    tridiagonal_solve while zeta
+    shift_right_arithmetic shift_right_logical sort svd threefry2x32 top_k triangular_solve
+    tridiagonal tridiagonal_solve while zeta
     """.split()
 )
 
@@ -597,11 +599,15 @@ def _unstack(reader: Reader, equation: JaxprEqn, x: Tile) -> list[Read]:
 
 
 def _split(reader: Reader, equation: JaxprEqn, x: Tile) -> list[Read]:
-    axis, first, found = equation.params["axis"], 0, []
-    for size in equation.params["sizes"]:
+    axis, first = equation.params["axis"], 0
+    found: list[Read] = []
+    for own, size in zip(equation.outvars, equation.params["sizes"], strict=True):
+        if is_empty(aval(own)):
+            found.append(np.zeros(aval(own).shape, aval(own).dtype))
+            continue
         found.append(Tile(reader.builder.slice(x.value, axis, first, 1, size)))
         first += size
-    return list(found)
+    return found
 
 
 def _pad(reader: Reader, equation: JaxprEqn, x: Read, padding: Read) -> Read:
@@ -631,9 +637,14 @@ def _gather(reader: Reader, equation: JaxprEqn, *operands: Read) -> Read:
     if aval(equation.outvars[0]).dtype.kind in "iu":
         raise Unsupported("gather of integers")
     numbers = np.arange(count, dtype=np.int32).reshape(shape)
+    promised = equation.params["mode"] == GatherScatterMode.PROMISE_IN_BOUNDS
     parameters = dict(equation.params, fill_value=-1)
+    if promised:
+        parameters["mode"] = GatherScatterMode.FILL_OR_DROP
     with jax.ensure_compile_time_eval():
         found = np.asarray(equation.primitive.bind(numbers, *operands[1:], **parameters))
+    if promised and (found < 0).any():
+        raise Unsupported("gather at places that there are not")
     parts = reader.pieces(operands[0], range(len(shape))).reshape(-1)
     filled = _filled_in(equation)
     pieces = np.empty(found.shape, object)
@@ -666,8 +677,8 @@ def _dynamic_update_slice(
     if any(isinstance(start, Tile) for start in starts):
         raise Unsupported("dynamic_update_slice at an index that is computed")
     shape, counts = reader.shape(x), reader.shape(update)
-    if 0 in counts:
-        return x
+    if 0 in counts or counts == shape:
+        return x if 0 in counts else update
     # Only the axes along which a part is replaced are taken apart.
     axes = [n for n, extent in enumerate(shape) if counts[n] != extent]
     firsts = [int(np.clip(np.asarray(starts[n]), 0, shape[n] - counts[n])) for n in axes]
@@ -702,6 +713,8 @@ def _scatter(function: str | None) -> Callable[..., Read]:
         each = np.eye(count, dtype=np.float32).reshape(count, *given)
         with jax.ensure_compile_time_eval():
             hits = np.asarray(jax.vmap(placed)(each))
+        if mode == GatherScatterMode.PROMISE_IN_BOUNDS and hits.sum() != count:
+            raise Unsupported(f"{name} at places that there are not")
         pieces = reader.pieces(x, range(len(shape)))
         parts = reader.pieces(updates, range(len(given))).reshape(-1)
         for n, *at in np.argwhere(hits).tolist():
@@ -944,7 +957,7 @@ _RULES: dict[str, Rule] = {
     "tile": Rule(_tile, ("reps",), operands=1),
     "gather": Rule(
         _gather,
-        ("dimension_numbers", "slice_sizes", "fill_value"),
+        ("dimension_numbers", "slice_sizes", "mode", "fill_value"),
         _PLACES,
         operands=2,
     ),

@@ -125,7 +125,8 @@ def _contract(
     array = jnp.einsum(
         ",".join(terms) + "->" + subscript(axes, present),
         *(values[value][0] for value in operation.operands),
-        precision=program.precision,
+        # Kernels compute in full precision, and so does what stands for them.
+        precision=program.precision or jax.lax.Precision.HIGHEST,
     )
     if present != operation.output:
         missing = [

@@ -54,6 +54,8 @@ _OWN_DERIVATIVE = {
     "cummax",
     "cummin",
     "clamp",
+    "scatter-mul",
+    "scatter_mul",
 }
 
 
@@ -358,7 +360,10 @@ def run(closed: ClosedJaxpr, operands: Sequence[Operand], kinds: Sequence[Kind])
     for n, x in enumerate(results):
         if _kind(x) == Kind.MAPPED and not isinstance(arrays[n], jax.Array) and mapped is not None:
             arrays[n] = _as_mapped(arrays[n], *_arrays([operands[mapped]]))
-    return [_typed(x, own) for x, own in zip(arrays, closed.out_avals, strict=True)]
+    avals = [
+        x.aval if _is_variable(x) else own for x, own in zip(results, closed.out_avals, strict=True)
+    ]
+    return [_typed(x, own) for x, own in zip(arrays, avals, strict=True)]
 
 
 # ---- What is no operation of a program -----------------------------------------------------------
