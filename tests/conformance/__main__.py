@@ -33,7 +33,9 @@ def checked(seeds: Iterable[int], until: float, compiled: bool) -> tuple[int, li
                 small, why = shrunk(composition, found)
                 reports.append(f"---- seed {seed}: {why}\n{small}\n")
         except Exception:
-            reports.append(f"---- seed {seed}: HARNESS {traceback.format_exc()[-1500:]}\n{composition}")
+            reports.append(
+                f"---- seed {seed}: HARNESS {traceback.format_exc()[-1500:]}\n{composition}"
+            )
         if done % 200 == 0:
             jax.clear_caches()
     return done, reports
@@ -75,9 +77,7 @@ def main() -> None:
             tell(chunk, checked(chunk, until, options.compiled))
     else:
         context = get_context("spawn")
-        with ProcessPoolExecutor(
-            options.processes, context, max_tasks_per_child=40
-        ) as pool:
+        with ProcessPoolExecutor(options.processes, context, max_tasks_per_child=40) as pool:
             jobs = [pool.submit(checked, chunk, until, options.compiled) for chunk in chunks]
             for chunk, job in zip(chunks, jobs, strict=True):
                 tell(chunk, job.result())

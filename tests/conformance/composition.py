@@ -59,7 +59,10 @@ class Composition:
         """The function of one element."""
         names = [x.name for x in self.arguments]
         if self.style == "tree":
-            head = ["def element(tree):", f"    {', '.join(names)}, = tree['first'], *tree['others']"]
+            head = [
+                "def element(tree):",
+                f"    {', '.join(names)}, = tree['first'], *tree['others']",
+            ]
         else:
             head = [f"def element({', '.join(names)}):"]
         results = ", ".join(name for name, _ in self.outputs)
@@ -110,7 +113,7 @@ class Composition:
             call = f"({', '.join([names[0], *(f'{x}={x}' for x in names[1:])])})"
         else:
             in_axes, call = str(tuple(axes)), f"({', '.join(names)})"
-        text.append(f"for transform in (jm.fuse, jax.vmap):")
+        text.append("for transform in (jm.fuse, jax.vmap):")
         text.append(f"    print(transform(element, in_axes={in_axes}, out_axes={out_axes}){call})")
         how = "under jit" if self.compiled else "op by op"
         return "\n".join([*text, f"# {how}, with {self.derivative}"])
@@ -140,9 +143,7 @@ class Composition:
         for n, line in reversed(list(enumerate(self.lines))):
             if not line.targets or {x for x, _ in self.outputs} & set(line.targets):
                 continue
-            made = tuple(
-                Argument(x, x.shape, str(x.dtype), 0, seed=n) for x in line.avals
-            )
+            made = tuple(Argument(x, x.shape, str(x.dtype), 0, seed=n) for x in line.avals)
             rest = self.lines[:n] + self.lines[n + 1 :]
             yield replace(self, lines=rest, arguments=(*self.arguments, *made)).live()
         # The result of an earlier line alone.
@@ -158,7 +159,9 @@ class Composition:
         for n, x in enumerate(self.arguments):
             if x.dtype and x.axis not in (0, None):
                 simpler = replace(x, axis=0)
-                yield replace(self, arguments=(*self.arguments[:n], simpler, *self.arguments[n + 1 :]))
+                yield replace(
+                    self, arguments=(*self.arguments[:n], simpler, *self.arguments[n + 1 :])
+                )
         if any(axis != 0 for _, axis in self.outputs):
             yield replace(self, outputs=tuple((name, 0) for name, _ in self.outputs))
         if self.elements > 2:
@@ -212,7 +215,11 @@ def _finished(d: Draw, lines: Sequence[Line], outputs: Sequence[Value], **how: A
         return d.integer(-x.ndim - 1, x.ndim) if d.chance(0.95) else None
 
     made = Composition(
-        d.elements, tuple(d.arguments), tuple(lines), tuple((str(x), axis(x)) for x in outputs), **how
+        d.elements,
+        tuple(d.arguments),
+        tuple(lines),
+        tuple((str(x), axis(x)) for x in outputs),
+        **how,
     ).live()
     if len(made.arguments) > 1 and d.chance(0.15):
         made = replace(made, style="tree")
@@ -227,7 +234,11 @@ DERIVATIVES = ("vjp", "vjp", "vjp", "jvp", "jvp", "second", "value")
 def drawn(seed: int, lines: int = 6) -> Composition:
     """The composition of a seed."""
     random = np.random.default_rng(seed)
-    with warnings.catch_warnings(), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with (
+        warnings.catch_warnings(),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+    ):
         warnings.simplefilter("ignore")
         d = Draw(random)
         names = list(OPERATIONS)
@@ -253,7 +264,11 @@ def alone(name: str, seed: int = 0, together: int = 3, most: int = 40) -> Iterat
     """An operation with every value of every parameter, some calls to a function."""
     counts: Counter = Counter()
     random = np.random.default_rng([seed, list(OPERATIONS).index(name)])
-    with warnings.catch_warnings(), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with (
+        warnings.catch_warnings(),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+    ):
         warnings.simplefilter("ignore")
         for number in range(most):
             d = Draw(random, counts)

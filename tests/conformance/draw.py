@@ -14,7 +14,7 @@ Shape = tuple[int, ...]
 
 # By kind: floating, complex, signed, unsigned, boolean; the more frequent ones first.
 DTYPES: dict[str, Sequence[str]] = {
-    "f": ("float32", "float64", "float32", "float64", "float32", "bfloat16", "float16"),
+    "f": (*("float32", "float64") * 3, "bfloat16", "float16"),
     "c": ("complex64", "complex128"),
     "i": ("int32", "int32", "int64", "int8", "int16"),
     "u": ("uint8", "uint32", "uint16"),
@@ -121,7 +121,9 @@ class Draw:
         self.random = random
         self.values: list[Value] = []
         self.arguments: list[Argument] = []
-        self.elements = int(random.choice([3, 3, 3, 2, 1, 4, 0], p=[0.3, 0.2, 0.2, 0.1, 0.1, 0.07, 0.03]))
+        self.elements = int(
+            random.choice([3, 3, 3, 2, 1, 4, 0], p=[0.3, 0.2, 0.2, 0.1, 0.1, 0.07, 0.03])
+        )
         self.counts = alone
         self.operation = ""
         self._names = 0
@@ -133,7 +135,7 @@ class Draw:
         if not options:
             raise Impossible(label)
         if self.counts is None:
-            return options[self.random.integers(len(options))]
+            return options[int(self.random.integers(len(options)))]
         found = self._least(label, len(options))
         if label == "primitive":
             self.operation = f"{self.operation} {options[found]}"
@@ -260,7 +262,7 @@ class Draw:
         """A Python number."""
         options = {"f": ["0.5", "-1.5", "2.0", "0.0"], "c": ["(0.5+1j)"], "i": ["2", "-1", "0"]}
         options |= {"u": ["3"], "b": ["True"]}
-        return str(self.random.choice(options[self.random.choice(list(kinds))]))
+        return str(self.random.choice(options[kinds[self.random.integers(len(kinds))]]))
 
     def operand(self, x: Value, kinds: str = "") -> str:
         """What broadcasts against ``x``: a value, a constant or a number."""

@@ -15,7 +15,8 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 from jaxmagma.builder import places
-from jaxmagma.jaxpr import inner_jaxpr
+from jaxmagma.functions import FUNCTIONS
+from jaxmagma.jaxpr import aval, inner_jaxpr
 from jaxmagma.program import Contract, ElementProgram, Map, Place, View
 from tests.conformance.draw import kind
 
@@ -67,7 +68,7 @@ def _equation(equation: JaxprEqn, operands: list[Any], rounding: Rounding | None
                 found = rule(equation, *map(np.asarray, operands))
             found = found if equation.primitive.multiple_results else [found]
             return [
-                np.asarray(x).astype(v.aval.dtype, copy=False)
+                np.asarray(x).astype(aval(v).dtype, copy=False)
                 for x, v in zip(found, equation.outvars, strict=True)
             ]
         except Unknown:
@@ -95,7 +96,9 @@ def _scan(p: Any, operands: list[Any], rounding: Rounding | None) -> list[Any]:
     state, made = operands[consts : consts + carry], []
     steps = range(p["length"])
     for step in reversed(steps) if p["reverse"] else steps:
-        slices = [np.asarray(x)[step] if _plain([x]) else x[step] for x in operands[consts + carry :]]
+        slices = [
+            np.asarray(x)[step] if _plain([x]) else x[step] for x in operands[consts + carry :]
+        ]
         results = evaluated(p["jaxpr"], [*operands[:consts], *state, *slices], rounding)
         state = results[:carry]
         made.append(results[carry:])
@@ -104,7 +107,10 @@ def _scan(p: Any, operands: list[Any], rounding: Rounding | None) -> list[Any]:
     if not made:
         avals = p["jaxpr"].out_avals[carry:]
         return [*state, *(np.zeros((0, *x.shape), x.dtype) for x in avals)]
-    stack = [np.stack([np.asarray(x) for x in xs]) if _plain(xs) else jnp.stack(xs) for xs in zip(*made, strict=True)]
+    stack = [
+        np.stack([np.asarray(x) for x in xs]) if _plain(xs) else jnp.stack(xs)
+        for xs in zip(*made, strict=True)
+    ]
     return [*state, *stack]
 
 
@@ -124,7 +130,6 @@ def program(program: ElementProgram, *arguments: Array) -> list[Array]:
     """Every value has all batch axes ahead, of extent one where it does not depend on them."""
     extents = program.batch_extents([x.shape for x in arguments])
     rank, remaining = program.batch_rank, iter(arguments)
-    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     values: list[Array] = []
     for x in program.inputs:
         array = x.constant.array if x.constant is not None else next(remaining)
@@ -138,7 +143,7 @@ def program(program: ElementProgram, *arguments: Array) -> list[Array]:
         order = [labels.index(x) for x in output if x in labels]
         array = np.transpose(values[value], [*range(rank), *(rank + n for n in order)])
         missing = [rank + n for n, x in enumerate(output) if x not in labels]
-        return np.expand_dims(array, missing)
+        return np.expand_dims(array, tuple(missing))
 
     with np.errstate(all="ignore"):
         for operation in program.operations:
@@ -155,8 +160,8 @@ def program(program: ElementProgram, *arguments: Array) -> list[Array]:
                 batch = product.shape[:rank]
                 product = np.broadcast_to(product, (*batch, *(sizes[x] for x in labels)))
                 product = product.sum(axis=tuple(rank + n for n in summed), dtype=product.dtype)
-                kept = [x for x in labels if x in operation.output]
-                order = [rank + kept.index(x) for x in operation.output]
+                present = [x for x in labels if x in operation.output]
+                order = [rank + present.index(x) for x in operation.output]
                 made = np.transpose(product, [*range(rank), *order])
             elif isinstance(operation, Map):
                 terms = [wide(v, own, operation.output) for v, own in operation.terms]
@@ -183,8 +188,8 @@ def program(program: ElementProgram, *arguments: Array) -> list[Array]:
         summed = tuple(n for n in range(rank) if n not in out.batch)
         lost = tuple(n for n in summed if n in depends)
         if lost:
-            shape = [extents[n] if n in lost else array.shape[n] for n in range(rank)]
-            array = np.broadcast_to(array, (*shape, *array.shape[rank:]))
+            ahead = [extents[n] if n in lost else array.shape[n] for n in range(rank)]
+            array = np.broadcast_to(array, (*ahead, *array.shape[rank:]))
             array = array.sum(axis=lost, keepdims=True, dtype=array.dtype)
         array = np.squeeze(array, axis=tuple(summed))
         kept = [n for n in range(rank) if n in out.batch]
@@ -192,7 +197,6 @@ def program(program: ElementProgram, *arguments: Array) -> list[Array]:
         array = np.transpose(array, [*order, *range(len(order), array.ndim)])
         tile = array.shape[len(order) :]
         results.append(np.broadcast_to(array, (*(extents[n] for n in out.batch), *tile)))
-    del letters
     return results
 
 
@@ -215,8 +219,6 @@ def _function(name: str, *operands: Array) -> Array:
         return _POINTWISE[name](*operands).astype(dtype)
     shape = np.broadcast_shapes(*(x.shape for x in operands))
     wide = [jnp.broadcast_to(x, shape) for x in operands]
-    from jaxmagma.functions import FUNCTIONS
-
     return np.asarray(FUNCTIONS[name].evaluate(*wide)).astype(dtype)
 
 
@@ -272,7 +274,7 @@ _OF_COMPLEX = set("neg add sub mul eq ne".split())
 def _pointwise(function: Callable[..., Any], name: str) -> Rule:
     def rule(equation: JaxprEqn, *operands: Array) -> Array:
         k = kind(operands[0].dtype)
-        if k in "iub" and (name not in _OF_INTEGERS or k == "b" and name not in ("eq", "ne")):
+        if k in "iub" and (name not in _OF_INTEGERS or (k == "b" and name not in ("eq", "ne"))):
             raise Unknown
         if k == "c" and name not in _OF_COMPLEX:
             raise Unknown
@@ -293,7 +295,7 @@ def _select_n(equation: JaxprEqn, which: Array, *cases: Array) -> Array:
 
 
 def _convert(equation: JaxprEqn, x: Array) -> Array:
-    new = equation.outvars[0].aval.dtype
+    new = aval(equation.outvars[0]).dtype
     if kind(x.dtype) in "fc" and kind(new) not in "fc":
         raise Unknown
     if kind(x.dtype) == "c" != kind(new):
@@ -302,7 +304,7 @@ def _convert(equation: JaxprEqn, x: Array) -> Array:
 
 
 def _broadcast_in_dim(equation: JaxprEqn, x: Array, *_: Array) -> Array:
-    shape, axes = equation.outvars[0].aval.shape, equation.params["broadcast_dimensions"]
+    shape, axes = aval(equation.outvars[0]).shape, equation.params["broadcast_dimensions"]
     expanded = [1] * len(shape)
     for axis, n in zip(axes, x.shape, strict=True):
         expanded[axis] = n
@@ -311,8 +313,12 @@ def _broadcast_in_dim(equation: JaxprEqn, x: Array, *_: Array) -> Array:
 
 def _reshape(equation: JaxprEqn, x: Array, *_: Array) -> Array:
     dimensions = equation.params.get("dimensions")
-    x = x if dimensions is None or equation.primitive.name != "reshape" else np.transpose(x, dimensions)
-    return x.reshape(equation.outvars[0].aval.shape)
+    x = (
+        x
+        if dimensions is None or equation.primitive.name != "reshape"
+        else np.transpose(x, dimensions)
+    )
+    return x.reshape(aval(equation.outvars[0]).shape)
 
 
 def _slice(equation: JaxprEqn, x: Array) -> Array:
@@ -322,12 +328,14 @@ def _slice(equation: JaxprEqn, x: Array) -> Array:
 
 
 def _window(x: Array, starts: Sequence[Array], sizes: Sequence[int]) -> tuple[slice, ...]:
-    firsts = [int(np.clip(int(s), 0, n - m)) for s, n, m in zip(starts, x.shape, sizes, strict=True)]
+    firsts = [
+        int(np.clip(int(s), 0, n - m)) for s, n, m in zip(starts, x.shape, sizes, strict=True)
+    ]
     return tuple(slice(k, k + m) for k, m in zip(firsts, sizes, strict=True))
 
 
 def _dynamic_slice(equation: JaxprEqn, x: Array, *starts: Array) -> Array:
-    return x[_window(x, starts, equation.outvars[0].aval.shape)]
+    return x[_window(x, starts, aval(equation.outvars[0]).shape)]
 
 
 def _dynamic_update_slice(equation: JaxprEqn, x: Array, update: Array, *starts: Array) -> Array:
@@ -343,7 +351,10 @@ def _pad(equation: JaxprEqn, x: Array, value: Array) -> Array:
     spread[tuple(slice(None, None, gap + 1) for _, _, gap in config)] = x
     widths = [(max(low, 0), max(high, 0)) for low, high, _ in config]
     made = np.pad(spread, widths, constant_values=value) if x.ndim else spread
-    cut = [slice(max(-low, 0), n - max(-high, 0)) for n, (low, high, _) in zip(made.shape, config, strict=True)]
+    cut = [
+        slice(max(-low, 0), n - max(-high, 0))
+        for n, (low, high, _) in zip(made.shape, config, strict=True)
+    ]
     return made[tuple(cut)]
 
 
@@ -359,7 +370,11 @@ def _reduction(function: Callable[..., Any], name: str) -> Rule:
         axes = tuple(equation.params["axes"])
         if name in ("max", "min") and not x.size:
             raise Unknown
-        return function(x, axis=axes) if name in ("max", "min") else function(x, axis=axes, dtype=x.dtype)
+        return (
+            function(x, axis=axes)
+            if name in ("max", "min")
+            else function(x, axis=axes, dtype=x.dtype)
+        )
 
     return rule
 
@@ -375,7 +390,7 @@ def _logic(function: Callable[..., Any]) -> Rule:
 
 def _best(function: Callable[..., Any]) -> Rule:
     def rule(equation: JaxprEqn, x: Array) -> Array:
-        if kind(x.dtype) == "c" or x.dtype.itemsize < 4 and x.dtype != bool:
+        if kind(x.dtype) == "c" or (x.dtype.itemsize < 4 and x.dtype != bool):
             raise Unknown
         return function(x, axis=equation.params["axes"][0])
 
@@ -395,7 +410,7 @@ def _cumulative(function: Any) -> Rule:
 
 
 def _dot_general(equation: JaxprEqn, x: Array, y: Array) -> Array:
-    p, out = equation.params, equation.outvars[0].aval
+    p, out = equation.params, aval(equation.outvars[0])
     if x.dtype != y.dtype or x.dtype != out.dtype or x.dtype.itemsize < 4:
         raise Unknown
     (xs, ys), (xb, yb) = p["dimension_numbers"]
@@ -411,9 +426,9 @@ def _dot_general(equation: JaxprEqn, x: Array, y: Array) -> Array:
 
 
 def _iota(equation: JaxprEqn, *_: Array) -> Array:
-    aval, axis = equation.outvars[0].aval, equation.params["dimension"]
-    shape = [n if k == axis else 1 for k, n in enumerate(aval.shape)]
-    return np.broadcast_to(np.arange(aval.shape[axis]).astype(aval.dtype).reshape(shape), aval.shape)
+    made, axis = aval(equation.outvars[0]), equation.params["dimension"]
+    shape = [n if k == axis else 1 for k, n in enumerate(made.shape)]
+    return np.broadcast_to(np.arange(made.shape[axis]).reshape(shape), made.shape)
 
 
 def _integer_pow(equation: JaxprEqn, x: Array) -> Array:
@@ -440,7 +455,11 @@ def _same(equation: JaxprEqn, *xs: Array) -> Any:
 
 
 def _windows(
-    indices: Array, axes: Sequence[int], operand_batch: Sequence[int], index_batch: Sequence[int], rank: int
+    indices: Array,
+    axes: Sequence[int],
+    operand_batch: Sequence[int],
+    index_batch: Sequence[int],
+    rank: int,
 ) -> list[tuple[tuple[int, ...], list[int]]]:
     """For each place of the batch of indices, the first corner of its window."""
     batch = indices.shape[:-1]
@@ -455,7 +474,9 @@ def _windows(
     return found
 
 
-def _inside(corner: Sequence[int], sizes: Sequence[int], shape: Sequence[int], mode: Any) -> list[int] | None:
+def _inside(
+    corner: Sequence[int], sizes: Sequence[int], shape: Sequence[int], mode: Any
+) -> list[int] | None:
     text = str(mode)
     if "CLIP" in text or text == "0":
         return [min(max(c, 0), n - s) for c, s, n in zip(corner, sizes, shape, strict=True)]
@@ -467,7 +488,7 @@ def _inside(corner: Sequence[int], sizes: Sequence[int], shape: Sequence[int], m
 
 def _gather(equation: JaxprEqn, x: Array, indices: Array) -> Array:
     p = equation.params
-    numbers, sizes, out = p["dimension_numbers"], p["slice_sizes"], equation.outvars[0].aval
+    numbers, sizes, out = p["dimension_numbers"], p["slice_sizes"], aval(equation.outvars[0])
     gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     fill = p["fill_value"]
     if fill is None:
@@ -478,7 +499,11 @@ def _gather(equation: JaxprEqn, x: Array, indices: Array) -> Array:
     batch_axes = [k for k in range(len(out.shape)) if k not in numbers.offset_dims]
     made = np.full(out.shape, fill, x.dtype)
     for at, corner in _windows(
-        indices, numbers.start_index_map, numbers.operand_batching_dims, numbers.start_indices_batching_dims, x.ndim
+        indices,
+        numbers.start_index_map,
+        numbers.operand_batching_dims,
+        numbers.start_indices_batching_dims,
+        x.ndim,
     ):
         place: list[Any] = [slice(None)] * len(out.shape)
         for axis, k in zip(batch_axes, at, strict=True):
@@ -503,7 +528,11 @@ def _scatter(function: Callable[..., Any] | None) -> Rule:
         kept = iter(updates.shape[k] for k in window_axes)
         sizes = [1 if axis in gone else next(kept) for axis in range(x.ndim)]
         for at, corner in _windows(
-            indices, numbers.scatter_dims_to_operand_dims, numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, x.ndim
+            indices,
+            numbers.scatter_dims_to_operand_dims,
+            numbers.operand_batching_dims,
+            numbers.scatter_indices_batching_dims,
+            x.ndim,
         ):
             place: list[Any] = [slice(None)] * updates.ndim
             for axis, k in zip(batch_axes, at, strict=True):

@@ -85,7 +85,9 @@ def _keywords(d: Draw, **options: Any) -> str:
 
 _FLOAT_UNARY = """sqrt rsqrt cbrt exp exp2 expm1 log log1p logistic sin cos tan asin acos atan sinh
 cosh tanh asinh acosh atanh floor ceil erf erfc erf_inv lgamma digamma""".split()
-_PARAMETERS = {n: set(inspect.signature(getattr(lax, n)).parameters) for n in (*_FLOAT_UNARY, "mul")}
+_PARAMETERS = {
+    n: set(inspect.signature(getattr(lax, n)).parameters) for n in (*_FLOAT_UNARY, "mul")
+}
 _ACCURATE = [name for name in _FLOAT_UNARY if "accuracy" in _PARAMETERS[name]]
 _COMPLEX_UNARY = "neg abs sign sqrt exp log sin cos tanh square conj real imag".split()
 _INTEGER_UNARY = "neg abs sign bitwise_not square population_count clz".split()
@@ -277,7 +279,8 @@ def convert(d: Draw) -> str:
 
 @operation
 def bitcast(d: Draw) -> str:
-    return f"lax.bitcast_convert_type({d.value('fiu')}, jnp.{d.pick('dtype', ['int32', 'float32', 'uint8', 'int64'])})"
+    new = d.pick("dtype", ["int32", "float32", "uint8", "int64"])
+    return f"lax.bitcast_convert_type({d.value('fiu')}, jnp.{new})"
 
 
 @operation
@@ -440,7 +443,7 @@ def dynamic_update_slice(d: Draw) -> str:
 def concatenate(d: Draw) -> str:
     x = d.value(rank=(1, 3))
     axis = d.positive_axis(x)
-    shapes = [x.shape[:axis] + (d.pick("extent", [0, 1, 2]),) + x.shape[axis + 1 :]]
+    shapes = [(*x.shape[:axis], d.pick("extent", [0, 1, 2]), *x.shape[axis + 1 :])]
     if d.pick("call", ["lax", "jnp"]) == "lax":
         parts = [x, *(d.like(x, shape=s) for s in shapes * d.integer(0, 2))]
         return f"lax.concatenate([{', '.join(parts)}], {axis})"
@@ -757,7 +760,11 @@ _PRECISIONS = [
 @operation
 def dot_general(d: Draw) -> str:
     x = d.value("fci", rank=(1, 3))
-    y = d.like(x) if d.chance(0.4) else d.value("fci", rank=(1, 3), where=lambda y: y.dtype == x.dtype)
+    y = (
+        d.like(x)
+        if d.chance(0.4)
+        else d.value("fci", rank=(1, 3), where=lambda y: y.dtype == x.dtype)
+    )
     pairs = [(a, b) for a in range(x.ndim) for b in range(y.ndim) if x.shape[a] == y.shape[b]]
     summed: list[tuple[int, int]] = []
     batch: list[tuple[int, int]] = []
@@ -773,7 +780,11 @@ def dot_general(d: Draw) -> str:
         return tuple(p[k] for p in pairs)
 
     numbers = ((side(summed, 0), side(summed, 1)), (side(batch, 0), side(batch, 1)))
-    types = {"f": ["np.float32", "np.float64"], "c": ["np.complex128"], "i": ["np.int32", "np.float32"]}
+    types = {
+        "f": ["np.float32", "np.float64"],
+        "c": ["np.complex128"],
+        "i": ["np.int32", "np.float32"],
+    }
     keywords = _keywords(
         d,
         precision=_PRECISIONS if x.dtype == np.float32 else _PRECISIONS[:2],
@@ -808,19 +819,17 @@ def products(d: Draw) -> str:
 def einsum(d: Draw) -> str:
     x = d.value("fci", rank=(1, 3))
     y = d.pick("second", [None, d.value("fci", rank=(1, 2))])
-    labels = {n: list("abc"[:2]) + ["e"] for n in range(5)}
     extents: dict[str, int] = {}
 
     def subscripts(v: Value) -> str:
         made = ""
         for n in v.shape:
-            fits = [c for c in "abcdefgh" if extents.get(c, n) == n and (c in extents or True)]
+            fits = [c for c in "abcdefgh" if extents.get(c, n) == n]
             c = fits[d.integer(0, min(2, len(fits) - 1))]
             extents[c] = n
             made += c
         return made
 
-    del labels
     terms = [subscripts(x)] + ([subscripts(y)] if y is not None else [])
     used = sorted(set("".join(terms)))
     output = "".join(c for c in d.random.permutation(used) if d.chance(0.5))[:4]
@@ -879,7 +888,9 @@ def lax_logic(d: Draw) -> str:
 def lax_reduce(d: Draw) -> str:
     x = d.value("f", rank=(1, 2))
     function = d.pick("computation", ["lax.add", "lax.max", "lambda a, b: a + b * b", "lax.mul"])
-    start = f"np.zeros((), jnp.{x.dtype})" if function != "lax.mul" else f"np.ones((), jnp.{x.dtype})"
+    start = (
+        f"np.zeros((), jnp.{x.dtype})" if function != "lax.mul" else f"np.ones((), jnp.{x.dtype})"
+    )
     return f"lax.reduce({x}, {start}, {function}, {d.axes(x, none=False)})"
 
 
@@ -927,7 +938,8 @@ def windows(d: Draw) -> str:
     start, function = d.pick("computation", [("0.0", "lax.add"), ("-jnp.inf", "lax.max")])
     padding = d.pick("padding", ["'VALID'", "'SAME'"])
     strides = d.pick("strides", [(1,) * x.ndim, (2,) * x.ndim])
-    return f"lax.reduce_window({x}, jnp.asarray({start}, {x}.dtype), {function}, {size}, {strides}, {padding})"
+    first = f"jnp.asarray({start}, {x}.dtype)"
+    return f"lax.reduce_window({x}, {first}, {function}, {size}, {strides}, {padding})"
 
 
 @operation
@@ -996,11 +1008,8 @@ def scan(d: Draw) -> str:
         keywords += f", length={d.pick('length', [0, 1, 3])}"
         return f"lax.scan(lambda c, x: (({new}{closed}){cast}, c), {carry}, None{keywords})"
     if d.pick("counter", [False, True]):
-        keywords = f", reverse={reverse}"
-        return (
-            f"lax.scan(lambda s, x: ((({new.replace('c', 's[1]') if 'cos' not in new else 's[1] + x'})"
-            f".astype(s[1].dtype), s[0] + 1)[::-1], (s[0], s[1] * x)), (0, {carry}), {xs}{keywords})"
-        )
+        counted = f"((s[1] + x{closed}).astype(s[1].dtype), s[0] + 1)[::-1], (s[0], s[1] * x)"
+        return f"lax.scan(lambda s, x: ({counted}), (0, {carry}), {xs}, reverse={reverse})"
     return f"lax.scan(lambda c, x: (({new}{closed}){cast}, {made}), {carry}, {xs}{keywords})"
 
 
@@ -1019,7 +1028,8 @@ def while_loop(d: Draw) -> str:
     x = d.value("f", rank=(0, 1))
     total = "jnp.sum(jnp.abs(s[1]))"
     test = d.pick("test", [f"(s[0] < 4) & ({total} < 5)", "s[0] < 3"])
-    return f"lax.while_loop(lambda s: {test}, lambda s: (s[0] + 1, (2 * s[1]).astype(s[1].dtype)), (0, {x}))"
+    body = "(s[0] + 1, (2 * s[1]).astype(s[1].dtype))"
+    return f"lax.while_loop(lambda s: {test}, lambda s: {body}, (0, {x}))"
 
 
 @operation
@@ -1120,7 +1130,12 @@ def random_numbers(d: Draw) -> str:
 
 @operation
 def linear_algebra(d: Draw) -> str:
-    x = d.value("f", rank=(2, 2), least=1, where=lambda x: x.shape[0] == x.shape[1] and x.dtype in (np.float32, np.float64))
+    x = d.value(
+        "f",
+        rank=(2, 2),
+        least=1,
+        where=lambda x: x.shape[0] == x.shape[1] and x.dtype in (np.float32, np.float64),
+    )
     n = x.shape[0]
     safe = f"(jnp.tanh({x}) + 3 * jnp.eye({n}, dtype={x}.dtype))"
     spd = f"({safe} @ {safe}.T)"
@@ -1152,18 +1167,14 @@ def fourier(d: Draw) -> str:
 def callback(d: Draw) -> str:
     x = d.value(where=lambda x: x.dtype.name not in ("bfloat16", "float16"))
     struct = f"jax.ShapeDtypeStruct({x.shape}, {x}.dtype)"
+    method = d.pick("vmap_method", ["sequential", "expand_dims", "broadcast_all"])
     calls = [
         f"jax.debug.callback(seen, {x})",
-        f"jax.debug.callback(seen, 1)",
+        "jax.debug.callback(seen, 1)",
         f"jax.experimental.io_callback(counted, {struct}, {x})",
-        f"jax.pure_callback(counted, {struct}, {x}, vmap_method='{d.pick('vmap_method', ['sequential', 'expand_dims'])}')",
+        f"jax.pure_callback(counted, {struct}, {x}, vmap_method='{method}')",
     ]
     return d.pick("call", calls)
 
 
 RARE = {"callback", "random_numbers", "linear_algebra", "fourier", "convolution", "bitcast"}
-
-
-def strategy_source(name: str) -> str:
-    """How an operation is drawn."""
-    return inspect.getsource(OPERATIONS[name])

@@ -66,7 +66,8 @@ UNVARIED = """sharding out_sharding name jaxpr call_jaxpr inline ctx_mesh keep_u
 in_shardings out_shardings in_layouts out_layouts compiler_options_kvs jvp_jaxpr_fun jvp_jaxpr_thunk
 num_consts symbolic_zeros fwd_jaxpr_thunk bwd out_trees fun_jaxpr policy prevent_cse differentiated
 concrete split_transpose _split_transpose linear ft_in ft_out memory_spaces aliases dst_sharding
-update_jaxpr update_consts mul_impl dst_type new_sharding program unreduced branches_platforms""".split()
+update_jaxpr update_consts mul_impl dst_type new_sharding program unreduced
+branches_platforms""".split()
 
 
 def observed() -> Iterator[Any]:
@@ -95,7 +96,9 @@ def element_alone(function: Any, in_axes: Any, out_axes: Any) -> Any:
             return function(
                 {
                     "first": first(axes[0]["first"], tree["first"]),
-                    "others": [first(a, x) for a, x in zip(axes[0]["others"], tree["others"], strict=True)],
+                    "others": [
+                        first(a, x) for a, x in zip(axes[0]["others"], tree["others"], strict=True)
+                    ],
                 }
             )
         args = tuple(first(a, x) for a, x in zip(axes, args, strict=True))
@@ -143,9 +146,10 @@ def test_a_mistake_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = jaxpr._RULES["cumsum"]
 
     def forward(reader: Any, equation: Any, x: Any) -> Any:
-        return rule(reader, equation.replace(params={**equation.params, "reverse": False}), x)
+        parameters = {**equation.params, "reverse": False}
+        return rule.read(reader, equation.replace(params=parameters), x)
 
-    monkeypatch.setitem(jaxpr._RULES, "cumsum", forward)
+    monkeypatch.setitem(jaxpr._RULES, "cumsum", replace(rule, read=forward))
     drawn_alone = itertools.chain.from_iterable(alone("cumulative", seed) for seed in range(9))
     found = ((c, failure(c)) for c in drawn_alone)
     small, why = next(shrunk(c, why) for c, why in found if why is not None)
