@@ -118,7 +118,8 @@ def _while(p: Any, operands: list[Any], rounding: Rounding | None) -> list[Any]:
     first, second = p["cond_nconsts"], p["body_nconsts"]
     test, body = operands[:first], operands[first : first + second]
     state = operands[first + second :]
-    while bool(np.asarray(evaluated(p["cond_jaxpr"], [*test, *state], rounding)[0])):
+    # As long as any element goes on; the body keeps the state of those that do not.
+    while np.any(evaluated(p["cond_jaxpr"], [*test, *state], rounding)[0]):
         state = evaluated(p["body_jaxpr"], [*body, *state], rounding)
     return state
 
@@ -136,7 +137,7 @@ def program(program: ElementProgram, *arguments: Array) -> list[Array]:
         order = sorted(range(len(x.batch)), key=lambda n: x.batch[n])
         array = np.transpose(array, [*order, *range(len(order), array.ndim)])
         shape = [extents[axis] if axis in x.batch else 1 for axis in range(rank)]
-        values.append(array.reshape(*shape, *x.tile))
+        values.append(array.reshape((*shape, *x.tile)))
 
     def wide(value: int, labels: str, output: str) -> Array:
         """Axes in the order of ``output``, of extent one where they are not there."""
@@ -169,7 +170,7 @@ def program(program: ElementProgram, *arguments: Array) -> list[Array]:
                 made = np.broadcast_to(made, (*made.shape[:rank], *operation.tile))
             elif isinstance(operation, View):
                 array = values[operation.operand]
-                flat = array.reshape(*array.shape[:rank], math.prod(array.shape[rank:]))
+                flat = array.reshape((*array.shape[:rank], math.prod(array.shape[rank:])))
                 made = flat[..., places(operation.offset, operation.strides, operation.tile)]
             elif isinstance(operation, Place):
                 pieces = [values[value] for value, *_ in operation.pieces]
@@ -177,7 +178,7 @@ def program(program: ElementProgram, *arguments: Array) -> list[Array]:
                 flat = np.zeros((*batch, math.prod(operation.tile)), pieces[0].dtype)
                 for (_, offset, strides), x in zip(operation.pieces, pieces, strict=True):
                     flat[..., places(offset, strides, x.shape[rank:])] += x
-                made = flat.reshape(*batch, *operation.tile)
+                made = flat.reshape((*batch, *operation.tile))
             else:
                 raise NotImplementedError(operation)
             values.append(made.astype(program.dtype, copy=False))
