@@ -4,6 +4,7 @@ Rounding is told from mistakes by vmap's own program: run again with random erro
 every equation (Monte Carlo arithmetic), it shows how far its results are determined.
 """
 
+import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from jax.extend.core import JaxprEqn
 import jaxmagma as jm
 from tests.conformance.composition import Composition, Transform
 from tests.conformance.draw import kind
-from tests.conformance.interpreter import Rounding, evaluated
+from tests.conformance.interpreter import Rounding, evaluated, kernels
 from tests.conformance.operations import SEEN
 
 
@@ -100,14 +101,13 @@ def _labelled(results: Any) -> tuple[tuple[str, Any], ...]:
     return tuple((jax.tree_util.keystr(path), x) for path, x in paths)
 
 
-def _evaluated(
-    run: Callable[..., Any], arrays: dict[str, Any], compiled: bool
-) -> tuple[Array, ...]:
+def _evaluated(run: Callable[..., Any], arrays: dict[str, Any], how: str) -> tuple[Array, ...]:
     closed, shapes = jax.make_jaxpr(run, return_shape=True)(arrays)
-    if compiled:
+    if how == "jit":
         results = jax.tree.leaves(jax.block_until_ready(jax.jit(run)(arrays)))
     else:
-        results = evaluated(closed, jax.tree.leaves(arrays))
+        with kernels() if how == "kernels" else contextlib.nullcontext():
+            results = evaluated(closed, jax.tree.leaves(arrays))
     labels = [label for label, _ in _labelled(shapes)]
     return tuple(
         Array(label, np.asarray(x), aval.weak_type)
@@ -122,7 +122,7 @@ def outcome(composition: Composition, transform: Transform) -> Outcome:
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
-            made = _evaluated(run, arrays, composition.compiled)
+            made = _evaluated(run, arrays, composition.run)
             jax.effects_barrier()
             error = None
         except Exception as caught:

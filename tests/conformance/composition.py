@@ -42,7 +42,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Composition:
-    """``style`` is how the arguments come: one by one, as keywords or as a tree."""
+    """A function of an element and a call of it.
+
+    ``style`` is how the arguments come: one by one, as keywords or as a tree.  ``run`` is how the
+    function is run: operation after operation in NumPy, with programs as kernels, or under jit.
+    """
 
     elements: int
     arguments: tuple[Argument, ...]
@@ -50,7 +54,7 @@ class Composition:
     outputs: tuple[tuple[str, int | None], ...]
     style: str = "flat"
     derivative: str = "vjp"
-    compiled: bool = False
+    run: str = "NumPy"
     seed: int = 0
 
     # ---- The function ----------------------------------------------------------------------------
@@ -115,8 +119,7 @@ class Composition:
             in_axes, call = str(tuple(axes)), f"({', '.join(names)})"
         text.append("for transform in (jm.fuse, jax.vmap):")
         text.append(f"    print(transform(element, in_axes={in_axes}, out_axes={out_axes}){call})")
-        how = "under jit" if self.compiled else "op by op"
-        return "\n".join([*text, f"# {how}, with {self.derivative}"])
+        return "\n".join([*text, f"# run: {self.run}, with {self.derivative}"])
 
     # ---- Smaller ones ----------------------------------------------------------------------------
 
@@ -150,8 +153,8 @@ class Composition:
         for line in self.lines[:-1]:
             if line.targets and line.targets[0] not in {x for x, _ in self.outputs}:
                 yield replace(self, outputs=((line.targets[0], 0),)).live()
-        if self.compiled:
-            yield replace(self, compiled=False)
+        if self.run != "NumPy":
+            yield replace(self, run="NumPy")
         if self.derivative != "value":
             yield replace(self, derivative="value")
         if self.style != "flat":

@@ -1,12 +1,15 @@
 """Evaluates a jaxpr in NumPy, as far as it knows the primitives, and compiles nothing.
 
 Almost all the time of a small function goes into compiling it.  Programs of jaxmagma are evaluated
-from what their operations say; what is not in the table is bound to JAX.
+from what their operations say, unless their kernels are asked for; what is not in the table is
+bound to JAX.
 """
 
+import contextlib
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -26,6 +29,20 @@ Rule = Callable[..., Any]
 Rounding = Callable[[JaxprEqn, Sequence[Array], bool], Sequence[Array]]
 
 
+# Whether programs run as kernels.
+_kernels: ContextVar[bool] = ContextVar("kernels", default=False)
+
+
+@contextlib.contextmanager
+def kernels() -> Iterator[None]:
+    """Programs run as kernels of the platform in the body."""
+    token = _kernels.set(True)
+    try:
+        yield
+    finally:
+        _kernels.reset(token)
+
+
 class Unknown(Exception):
     """JAX is to evaluate this equation."""
 
@@ -33,7 +50,7 @@ class Unknown(Exception):
 def evaluated(
     closed: ClosedJaxpr, arguments: Sequence[Array], rounding: Rounding | None = None
 ) -> list[Array]:
-    """The results; ``rounding`` may change operands (the last argument false) and results."""
+    """The results; ``rounding`` may change operands (its last argument is false) and results."""
     known: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     known.update(zip(closed.jaxpr.invars, arguments, strict=True))
     for equation in closed.jaxpr.eqns:
@@ -59,7 +76,7 @@ def _equation(equation: JaxprEqn, operands: list[Any], rounding: Rounding | None
     if name == "cond":
         which = int(np.clip(np.asarray(operands[0]).astype(int), 0, len(p["branches"]) - 1))
         return evaluated(p["branches"][which], operands[1:], rounding)
-    if name == "element_program":
+    if name == "element_program" and not _kernels.get():
         return program(p["program"], *map(np.asarray, operands))
     rule = _RULES.get(name)
     if rule is not None and _plain(operands):

@@ -18,7 +18,7 @@ from tests.conformance.operations import OPERATIONS
 from tests.jaxprs import equations
 
 
-TOGETHER, FUNCTIONS_DRAWN = 10, 240
+TOGETHER, FUNCTIONS_DRAWN = 10, 200
 
 
 def check(composition: Composition) -> None:
@@ -45,9 +45,10 @@ def test_compositions(first: int) -> None:
         check(drawn(seed))
 
 
-@pytest.mark.parametrize("seed", range(100_000, 100_008))
-def test_compiled_compositions(seed: int) -> None:
-    check(replace(drawn(seed, lines=3), compiled=True))
+@pytest.mark.parametrize("run", ["kernels", "jit"])
+@pytest.mark.parametrize("seed", range(100_000, 100_006))
+def test_compiled_compositions(seed: int, run: str) -> None:
+    check(replace(drawn(seed, lines=3), run=run))
 
 
 # ---- Nothing is left out -------------------------------------------------------------------------
