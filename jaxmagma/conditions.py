@@ -86,10 +86,10 @@ def _followed(closed: ClosedJaxpr, arguments: Kinds) -> list[Kind]:
 
 def selected(equation: JaxprEqn, operands: Kinds) -> ClosedJaxpr | None:
     """The same with selections for conditions that differ; None if there are none in it."""
-    if not is_pure(equation):
-        return None
     name, parameters = equation.primitive.name, equation.params
     inner = inner_jaxpr(equation)
+    if (inner is None and name not in ("cond", "scan")) or not is_pure(equation):
+        return None
     if inner is not None:
         # A rule of its own is that of the whole.
         return None if has_own_rule(equation) else _rewritten(inner, operands)

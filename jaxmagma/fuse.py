@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxmagma.conditions import Kind
 from jaxmagma.fallback import PlainCall, tell
 from jaxmagma.index import GatherAxis, ScatterAxis
-from jaxmagma.jaxpr import nested
 from jaxmagma.segments import Gathered, run
 
 
@@ -168,6 +168,15 @@ _WANTS_TO_KNOW = (
 )
 
 
+# What vmap returns as it is, or repeats; of other types it has ways of its own.
+_ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
+
+
+def _is_traceable(leaf: Any, given: Any) -> bool:
+    """Whether a function can be traced on an argument; types of their own vmap maps its own way."""
+    return leaf is given or isinstance(leaf, jax.Array)
+
+
 # And what an operation is of which JAX would know more if it were not traced.
 _LESS_KNOWN = {"reduce", "reduce_window"}
 
@@ -186,6 +195,8 @@ def _element(
     are, and so does the function get them: Python's numbers, strings and functions as well.
     """
     leaves, tree = jax.tree.flatten((args, kwargs))
+    if not gathers and not all(map(_is_traceable, leaves, jax.tree.leaves(given))):
+        return fn(*args, **kwargs)
     gathers = [*gathers, *[None] * (len(leaves) - len(gathers))]
     own = [
         axis is not None or leaf is not x
@@ -229,7 +240,11 @@ def _element(
         reason: Exception | None = None
     except _WANTS_TO_KNOW as error:
         reason = error
-    if reason is not None or any(x.primitive.name in _LESS_KNOWN for x in nested(closed.jaxpr)):
+    if (
+        reason is not None
+        or any(x.primitive.name in _LESS_KNOWN for x in closed.jaxpr.eqns)
+        or not all(isinstance(x, _ARRAYS) for x in results[1])
+    ):
         # What is the same for all elements is known under vmap, which does not trace it.
         tell(PlainCall("it wants to know values while it is traced"))
         args, kwargs = whole([x.read() if isinstance(x, Gathered) else x for x in operands])

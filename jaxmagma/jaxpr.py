@@ -8,6 +8,7 @@ change nothing.  An equation that has anything else, in this release of JAX or i
 unsupported: plain JAX computes it.
 """
 
+import itertools
 import math
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -205,7 +206,7 @@ def pointwise_rule(closed: ClosedJaxpr, dtype: np.dtype) -> Callable[..., Any]:
 # ---- Reading -------------------------------------------------------------------------------------
 
 # Of values that are all one dtype these change nothing.
-_NO_CHANGE = {"convert_element_type", "broadcast_in_dim"}
+_NO_CHANGE = {"convert_element_type", "broadcast_in_dim", "copy", "stop_gradient"}
 
 
 def _call(jaxpr: str, *others: str) -> Rule:
@@ -259,8 +260,7 @@ def inside(equation: JaxprEqn) -> Iterator[JaxprEqn]:
     for value in equation.params.values():
         for inner in value if isinstance(value, tuple | list) else (value,):
             inner = getattr(inner, "jaxpr", inner)
-            if hasattr(inner, "eqns"):
-                yield from inner.eqns
+            yield from getattr(inner, "eqns", ())
 
 
 def nested(jaxpr: Any) -> Iterator[JaxprEqn]:
@@ -295,7 +295,9 @@ _ELSEWHERE = (("mosaic",), None)
 def is_pure(equation: JaxprEqn) -> bool:
     """Whether its results depend on its operands alone, and nothing else happens."""
     name, parameters = equation.primitive.name, equation.params
-    known = name in _PURE or name in POINTWISE or name in _RULES or name in _CALLS
+    if name in POINTWISE or (name in _RULES and name not in _NESTED):
+        return not equation.effects
+    known = name in _PURE or name in _NESTED or name in _CALLS
     for key in ("platforms", "branches_platforms"):
         known = known and parameters.get(key, _ELSEWHERE) == _ELSEWHERE
     return known and not equation.effects and all(map(is_pure, inside(equation)))
@@ -327,6 +329,10 @@ def is_extended(dtype: Any) -> bool:
 
 def applied(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     """The results of an equation, by plain JAX."""
+    if equation.primitive.name == "clamp":
+        # Its derivative by a bound that is a scalar fails under vmap.
+        shape = aval(equation.outvars[0]).shape
+        operands = [jnp.broadcast_to(x, shape) for x in operands]
     bound = equation.primitive.get_bind_params(equation.params)
     functions, parameters = bound if isinstance(bound, tuple) else ((), bound)
     made = equation.primitive.bind(*functions, *operands, **parameters)
@@ -383,14 +389,14 @@ class Reader:
     def equation(self, equation: JaxprEqn, operands: Sequence[Any]) -> list[Read]:
         """The results of one equation; raises ``Unsupported``."""
         operands = [x if isinstance(x, Tile) else np.asarray(x) for x in operands]
-        if not any(isinstance(x, Tile) for x in operands):
-            return list(evaluated(equation, operands))
         name, made = equation.primitive.name, [aval(x) for x in equation.outvars]
         if equation.effects:
             raise Unsupported(f"{name} has effects")
         inner = inner_jaxpr(equation)
         if inner is not None:
             return self.jaxpr(inner, operands)
+        if not any(isinstance(x, Tile) for x in operands):
+            return list(evaluated(equation, operands))
         if made and all(is_empty(x) for x in made):
             return [np.zeros(x.shape, x.dtype) for x in made]
         if name not in _NESTED:
@@ -840,8 +846,10 @@ def _program(reader: Reader, equation: JaxprEqn, *operands: Read) -> list[Read]:
     program: ElementProgram = equation.params["program"]
     builder, remaining = reader.builder, iter(operands)
     extents = program.batch_extents([reader.shape(x) for x in operands])
-    first = 0x5000
-    axis_label = [chr(first + n) for n in range(program.batch_rank)]
+    # A program that came of one inside of another has such labels itself.
+    used = set().union(*(x.extents for x in program.operations if isinstance(x, Contract | Map)))
+    spare = (x for n in itertools.count(0x5000) if (x := chr(n)) not in used)
+    axis_label = list(itertools.islice(spare, program.batch_rank))
     sizes = dict(zip(axis_label, extents, strict=True))
     # Every value as one of this builder, and its labels of batch axes, which stand ahead.
     values: list[tuple[int, str]] = []

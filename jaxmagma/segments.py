@@ -44,10 +44,9 @@ from jaxmagma.program import Constant, Input, Output
 _LIBRARIES = tuple(str(Path(x).parent) + "/" for x in (jax.__file__, __file__))
 # Equations with a derivative that is not that of the operations they are read as: rules of the
 # user's own, reductions that share a derivative among equal values, and bounds that have none.
-_OWN_DERIVATIVE = {
+_REVERSE_ONLY = {"custom_vjp_call", "custom_vjp_call_jaxpr"}
+_OWN_DERIVATIVE = _REVERSE_ONLY | {
     "custom_jvp_call",
-    "custom_vjp_call",
-    "custom_vjp_call_jaxpr",
     "stop_gradient",
     "reduce_max",
     "reduce_min",
@@ -86,15 +85,24 @@ Operand = Any  # an array, or Gathered
 # ---- Rules of differentiation that the function brings along -----------------------------------
 
 
-def _has_own_derivative(equation: JaxprEqn) -> bool:
-    names = {equation.primitive.name, *(x.primitive.name for x in nested(equation))}
-    return not names.isdisjoint(_OWN_DERIVATIVE)
+def _names(equation: JaxprEqn) -> set[str]:
+    return {equation.primitive.name, *(x.primitive.name for x in nested(equation))}
 
 
 def _differentiated_plainly(
-    fused: Callable[..., Any], plain: Callable[..., Any], arrays: Sequence[jax.Array]
+    fused: Callable[..., Any],
+    plain: Callable[..., Any],
+    arrays: Sequence[jax.Array],
+    reverse_only: bool,
 ) -> list[jax.Array]:
     """A function as programs, and its derivatives, of every order, as JAX has them."""
+    if reverse_only:
+        # A function with a reverse rule has no derivative in forward mode.
+        function: Any = jax.custom_vjp(fused)
+        function.defvjp(
+            lambda *arrays: jax.vjp(plain, *arrays), lambda pull, cotangents: pull(list(cotangents))
+        )
+        return list(function(*arrays))
     function = jax.custom_jvp(fused)
 
     def derivative(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
@@ -129,6 +137,7 @@ def _with_own_rule(
         lambda *xs: run(inner, whole(xs), line.kinds),
         lambda *xs: applied(line.equation, whole(xs)),
         [operands[n] for n in arrays],
+        reverse_only=not _names(line.equation).isdisjoint(_REVERSE_ONLY),
     )
 
 
@@ -231,7 +240,8 @@ class _Segment:
             return [found[x.value] for x in results]
 
         arguments = [arrays[n] for n in wanted]
-        if not any(_has_own_derivative(line.equation) for line, _ in self.lines):
+        names = set().union(*(_names(line.equation) for line, _ in self.lines))
+        if names.isdisjoint(_OWN_DERIVATIVE):
             return fused(*arguments)
         # The derivative is JAX's, of all that the lines compute with.
         others = [array for number, array in arrays.items() if number not in wanted]
@@ -243,7 +253,10 @@ class _Segment:
             return [jnp.asarray(found[x], self.reader.dtype) for x in variables]
 
         return _differentiated_plainly(
-            lambda *arrays: fused(*arrays[:count]), plain, [*arguments, *others]
+            lambda *arrays: fused(*arrays[:count]),
+            plain,
+            [*arguments, *others],
+            reverse_only=not names.isdisjoint(_REVERSE_ONLY),
         )
 
     def plain(self) -> dict["_Variable", jax.Array]:
@@ -415,6 +428,8 @@ def _as_dtype(array: jax.Array, dtype: Any) -> jax.Array:
     """A value of a program as what it is to JAX: truth values are numbers in a program."""
     if array.dtype == dtype:
         return array
+    if jnp.iscomplexobj(array) and not jnp.issubdtype(dtype, np.complexfloating):
+        array = array.real
     return array != 0 if np.dtype(dtype).kind == "b" else array.astype(dtype)
 
 

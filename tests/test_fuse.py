@@ -17,13 +17,15 @@ import numpy as np
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from jax.experimental import checkify
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmagma as jm
+from jaxmagma import reference
 from jaxmagma.fallback import plain_calls
 from tests.einsums import assert_close, normal
-from tests.jaxprs import programs
+from tests.jaxprs import equations, primitives, programs
 
 
 GetKey = Callable[[], jax.Array]
@@ -819,6 +821,292 @@ def test_functions_longer_than_the_stack_is_deep(function: Function) -> None:
     assert_close(results, expected(x))
 
 
+# ---- To the letter -------------------------------------------------------------------------------
+
+VECTORS = np.linspace(-1.0, 2.0, 4 * ELEMENTS).reshape(ELEMENTS, 4)
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    """Values, and all that is said of their types."""
+    assert str(jax.tree.structure(found)) == str(jax.tree.structure(expected))
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert type(x) is type(y)
+        assert jax.typeof(x) == jax.typeof(y), (jax.typeof(x), jax.typeof(y))
+        np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-13)
+
+
+LETTER: dict[str, Function] = {
+    "apply": lambda x: x.at[1].apply(jnp.sin),
+    "reshape in another order": lambda x: jnp.reshape(x, (2, 2), order="F"),
+    "reshape with dimensions": lambda x: jax.lax.reshape(x.reshape(2, 2), (4,), (1, 0)),
+    "filled": lambda x: x.at[np.array([0, 9])].get(mode="fill", fill_value=7),
+    "filled with what is no number": lambda x: x.at[np.array([0, 9])].get(mode="fill"),
+    "filled with complex numbers": lambda x: (x + 0j).at[9].get(mode="fill", fill_value=1 + 2j),
+    "complex update": lambda x: (x + 0j).at[1].set(1 + 2j),
+    "nothing": lambda x: (x[1:1], x.reshape(2, 2)[:, 2:]),
+    "nothing, added up": lambda x: jnp.sum(x[4:]) + jnp.cumsum(x[:0]).sum() + x,
+    "nothing, updated": lambda x: x.at[:0].set(2.0).at[np.zeros(0, int)].add(x[:0]),
+    "nothing, split off": lambda x: jnp.split(x, [0, 3]),
+    "nothing, padded": lambda x: jnp.pad(x[:0], (1, 2)) + jnp.pad(x[:3], 0),
+    "all updated": lambda x: jax.lax.dynamic_update_slice(x, 2 * x, (0,)),
+    "rolled along one value": lambda x: jnp.roll(x[None], 1, 0),
+    "no step": lambda x: jax.lax.scan(lambda c, y: (c + y, c * y), x[0], x[:0]),
+    "to the power of nothing": lambda x: (jax.lax.integer_pow(x, 0), x**0 * 2),
+    "tie of a bound": lambda x: jax.lax.clamp(x[0], x, x[2]),
+    "counted in few bits": lambda x: jnp.sum((x > -9).astype(jnp.int8), dtype=jnp.int8) * x,
+    "large number": lambda x: jnp.where(jnp.argmax(x) == 2**60 + 1, x, 2 * x),
+    "truth": lambda x: ((x > 0) @ (x < 9), jnp.cumsum(x > 0), (x > 0).at[9].get(mode="fill")),
+    "weak": lambda x: (2.0, 1, True, 2.0 * jax.lax.full((), 3.0), jnp.asarray(3.0) + x[0]),
+    "numbers of steps": lambda x: jax.lax.fori_loop(
+        0, 3, lambda n, c: (c[0] + n, c[1] * 2), (0, x)
+    ),
+    "a value known to vmap": lambda x: x if jnp.sum(jnp.ones(2)) > 0 else 2 * x,
+    "window": lambda x: jax.lax.reduce_window(
+        x, jnp.asarray(0.0), jax.lax.add, (2,), (1,), "VALID"
+    ),
+    "maximum beside a condition": lambda x: (
+        jnp.max(x) + jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, x)
+    ),
+    "pole of a branch": lambda x: jax.lax.cond(
+        x[0] > 0, lambda y: jnp.sqrt(y - x[0]), lambda y: 0.0 * y, x[0]
+    ),
+    "conditions in a loop": lambda x: jax.lax.scan(
+        lambda c, y: (c + y, jax.lax.cond(c > 0.5, jnp.sqrt, jnp.cos, c)), 0.0, x
+    ),
+    "one of three": lambda x: jax.lax.switch(jnp.argmax(x[:3]), [jnp.sin, jnp.cos, jnp.exp], x),
+    "mapped but known": lambda x: jnp.argmax(x[:1]) + x[:0].sum(),
+}
+WITHOUT_GRADIENT = {"apply", "a value known to vmap", "window"}
+
+
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.filterwarnings("error::DeprecationWarning", "error::numpy.exceptions.ComplexWarning")
+@pytest.mark.parametrize("name", LETTER)
+def test_values_types_and_gradients_to_the_letter(name: str) -> None:
+    def everything(transform: Function) -> Any:
+        function = transform(LETTER[name])
+        if name in WITHOUT_GRADIENT:
+            return function(VECTORS)
+
+        def energy(x: jax.Array) -> jax.Array:
+            made = [jnp.real(y) for y in jax.tree.leaves(function(x))]
+            return jnp.sum(0 * x) + sum(jnp.nansum(jnp.sin(y.astype(float))) for y in made)
+
+        return jax.jit(lambda x: (function(x), jax.grad(energy)(x)))(VECTORS)
+
+    assert_same(everything(jm.fuse), everything(jax.vmap))
+
+
+def test_the_function_is_run_at_each_call_as_by_vmap() -> None:
+    scale = 2.0
+
+    def function(x: jax.Array) -> jax.Array:
+        return scale * x
+
+    assert_close(jm.fuse(function)(VECTORS), 2 * VECTORS)
+    scale = 3.0
+    assert_close(jm.fuse(function)(VECTORS), 3 * VECTORS)
+
+
+STATIC: dict[str, tuple[Function, Any]] = {
+    "truth": (lambda x, s: jnp.sin(x) if s else x, True),
+    "length": (lambda x, s: sum(jnp.sin(x) for _ in range(s)), 3),
+    "word": (lambda x, s: {"sum": x.sum, "max": x.max}[s](), "max"),
+    "function": (lambda x, s: s(x), jnp.cos),
+    "known array": (lambda x, s: x if s.sum() > 1 else -x, jnp.ones(3)),
+    "result": (lambda x, s: (s, np.ones(2), 3, x), 2.5),
+}
+
+
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("name", STATIC)
+def test_unmapped_arguments_are_what_they_are(name: str) -> None:
+    function, static = STATIC[name]
+    found, expected = (f(function, (0, None))(VECTORS, static) for f in (jm.fuse, jax.vmap))
+    assert_same(found, expected)
+
+
+NAMED: dict[str, Function] = {
+    "psum": lambda x: jnp.sin(x) - jax.lax.psum(jnp.sin(x), "e"),
+    "number": lambda x: x * jax.lax.axis_index("e"),
+    "size": lambda x: x * jax.lax.psum(1, "e"),
+    "all_gather": lambda x: jax.lax.all_gather(jnp.sin(x), "e") @ x,
+    "ppermute": lambda x: jax.lax.ppermute(
+        jnp.sin(x), "e", [(n, (n + 1) % ELEMENTS) for n in range(ELEMENTS)]
+    ),
+    "condition on a sum": lambda x: jax.lax.cond(
+        jax.lax.psum(x[0], "e") > 0, jnp.sin, jnp.cos, 2 * x
+    ),
+    "condition on the number": lambda x: jax.lax.cond(
+        jax.lax.axis_index("e") > 2, jnp.sin, jnp.cos, 2 * x
+    ),
+}
+
+
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("name", NAMED)
+def test_collectives(name: str) -> None:
+    def everything(transform: Function) -> Any:
+        function = transform(NAMED[name], axis_name="e")
+        return jax.jit(lambda x: (function(x), jax.grad(energy_of(function))(x)))(VECTORS)
+
+    assert_same(everything(jm.fuse), everything(jax.vmap))
+
+
+def test_named_axes_of_several_fuses() -> None:
+    def nested(transform: Function) -> Any:
+        function = lambda x: jnp.sin(x) - jax.lax.psum(jnp.sin(x), ("i", "j", "k"))  # noqa: E731
+        for name in "kji":
+            function = transform(function, axis_name=name)
+        return function(VECTORS.reshape(2, 3, 4))
+
+    assert_same(nested(jm.fuse), nested(jax.vmap))
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_size_of_the_axis_and_sums_of_results() -> None:
+    for transform in (jm.fuse, jax.vmap):
+        assert transform(lambda: jnp.ones(3), axis_size=4)().shape == (4, 3)
+        total = transform(lambda x: 2 * x, out_axes=None, sum_match=True)(VECTORS)
+        assert_close(total, 2 * VECTORS.sum(0))
+        number = transform(lambda: 2.0 * jax.lax.axis_index("e"), axis_size=3, axis_name="e")
+        assert number().tolist() == [0, 2, 4]
+
+
+EFFECTS: dict[str, Callable[[Function], Function]] = {
+    "of the element": lambda log: lambda x: (jax.debug.callback(log, x[0]), jnp.sin(x))[1],
+    "of what is known": lambda log: lambda x: (jax.debug.callback(log, 3.0), jnp.sin(x))[1],
+    "in order": lambda log: (
+        lambda x: (
+            jax.debug.callback(log, 1),
+            jnp.sin(x),
+            jax.debug.callback(log, 2),
+            jnp.max(x) + x,
+        )[3]
+    ),
+    "io": lambda log: (
+        lambda x: (
+            jnp.sin(x)
+            + jax.experimental.io_callback(
+                lambda v: (log(v), np.float64(v))[1], jax.ShapeDtypeStruct((), x.dtype), x[0]
+            )
+        )
+    ),
+    "pure": lambda log: (
+        lambda x: (
+            jnp.sin(x)
+            + jax.pure_callback(
+                lambda v: (log(v), np.float64(v))[1],
+                jax.ShapeDtypeStruct((), x.dtype),
+                np.float64(2.0),
+                vmap_method="sequential",
+            )
+        )
+    ),
+    "in a loop": lambda log: (
+        lambda x: jax.lax.fori_loop(
+            0, 2, lambda n, c: (jax.debug.callback(log, n), jnp.sin(c))[1], x
+        )
+    ),
+    "in a branch": lambda log: (
+        lambda x: jax.lax.cond(
+            x[0] > 0, lambda c: (jax.debug.callback(log, 1), jnp.sin(c))[1], jnp.cos, x
+        )
+    ),
+}
+
+
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("name", EFFECTS)
+def test_effects_happen_when_and_as_often_as_under_vmap(name: str) -> None:
+    logs: list[list[float]] = []
+    for transform in (jm.fuse, jax.vmap):
+        log: list[float] = []
+        traced = jax.jit(transform(EFFECTS[name](lambda v, log=log: log.append(float(v)))))
+        compiled = traced.lower(VECTORS).compile()
+        assert log == []
+        for _ in range(2):
+            jax.block_until_ready(compiled(VECTORS))
+        jax.effects_barrier()
+        logs.append(log)
+    found, expected = logs
+    assert sorted(found) == sorted(expected) and expected
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_checks() -> None:
+    def function(x: jax.Array) -> jax.Array:
+        checkify.check(x[0] < 1.0, "too large: {x}", x=x[0])
+        return jnp.sin(x)
+
+    errors = [checkify.checkify(f(function))(VECTORS)[0].get() for f in (jm.fuse, jax.vmap)]
+    assert errors[0] == errors[1] and "too large" in str(errors[0])
+
+
+@pytest.mark.parametrize("taken", [1.0, -1.0])
+def test_a_condition_that_all_elements_share_stays_one(taken: float) -> None:
+    """One branch runs, and its derivative is its own; a program is in each."""
+
+    def function(x: jax.Array, p: jax.Array) -> jax.Array:
+        return jax.lax.cond(p > 0, lambda y: jnp.sqrt(y - x[0]), lambda y: jnp.sin(2 * y), x)
+
+    def derived(transform: Function) -> Function:
+        fused = transform(function, (0, None))
+        return lambda x, p: (fused(x, p), jax.grad(energy_of(fused))(x, p))
+
+    p = jnp.asarray(taken)
+    found, expected = (jax.jit(derived(f))(VECTORS, p) for f in (jm.fuse, jax.vmap))
+    assert_same(found, expected)
+    fused = jm.fuse(function, (0, None))
+    assert "cond" in primitives(fused, VECTORS, p)
+    assert len(programs(fused, VECTORS, p)) >= 2
+    # Where an outer vmap maps it, both branches run, as they do under two.
+    outer = [
+        jax.jit(jax.vmap(derived(f), (None, 0)))(VECTORS, jnp.array([1.0, -1.0]))
+        for f in (jm.fuse, jax.vmap)
+    ]
+    assert_same(*outer)
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_derivatives_of_several_kinds_of_rules() -> None:
+    """Forward over reverse where a reverse rule is, and where an argument has no tangent."""
+
+    @jax.custom_vjp
+    def fourfold(x: jax.Array) -> jax.Array:
+        return jnp.sin(x)
+
+    fourfold.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (4 * jnp.cos(x) * ct,))
+
+    def product(transform: Function) -> Any:
+        gradient = jax.grad(energy_of(transform(lambda x: fourfold(x) * jnp.max(x))))
+        return jax.jit(lambda x: jax.jvp(gradient, (x,), (jnp.cos(x),)))(VECTORS)
+
+    def forward(transform: Function) -> Any:
+        function = transform(lambda x, y: jnp.max(x) + jnp.sqrt(y - y))
+        return jax.jvp(lambda x: function(x, VECTORS[:, 0]), (VECTORS,), (VECTORS,))
+
+    for each in (product, forward):
+        assert_same(each(jm.fuse), each(jax.vmap))
+
+
+@pytest.mark.parametrize("precision", [None, "default", "highest"])
+def test_what_stands_for_a_kernel_is_as_precise(precision: Any) -> None:
+    """Plain JAX multiplies on a GPU in fewer bits if nobody asks for all of them."""
+    a, b = jnp.ones((3, 3), jnp.float32), jnp.ones((ELEMENTS, 3, 3), jnp.float32)
+
+    def function(b: jax.Array) -> jax.Array:
+        return jnp.sin(b) @ (a @ jnp.matmul(a, b, precision=precision))
+
+    for program in programs(jm.fuse(function), b):
+        arrays = [jnp.ones((1,) * len(x.batch) + x.tile, x.dtype) for x in program.arguments]
+        jaxpr = jax.make_jaxpr(functools.partial(reference.evaluate, program))(*arrays)
+        products = [x for x in equations(jaxpr.jaxpr) if x.primitive.name == "dot_general"]
+        assert products
+        for x in products:
+            assert set(x.params["precision"]) == {jax.lax.Precision.HIGHEST}
+
+
 # ---- Errors --------------------------------------------------------------------------------------
 
 X = np.ones((ELEMENTS, 3))
@@ -871,7 +1159,7 @@ def test_messages_about_the_function_name_it_and_its_arguments() -> None:
 
 
 def test_what_is_no_function() -> None:
-    with pytest.raises(TypeError, match="function"):
+    with pytest.raises(TypeError, match="callable"):
         jm.fuse(3)  # type: ignore[arg-type]
 
 

@@ -88,7 +88,12 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
         [(3, 2)],
     ),
     "associative scan": (lambda a: jax.lax.associative_scan(jnp.multiply, a), [(5,)]),
-    "cond": (lambda a: jax.lax.cond(a[0] > 0, jnp.sin, jnp.cos, a), [(3,)]),
+    "cond on a counter": (
+        lambda a: jax.lax.fori_loop(
+            0, 3, lambda n, c: jax.lax.cond(n == 1, jnp.sin, jnp.cos, c + n), a
+        ),
+        [(3,)],
+    ),
     "tile": (lambda a: jnp.tile(a, (2, 1, 3)) * 2, [(2, 3)]),
     "tile of components": (lambda a: jnp.tile(jnp.stack([a[0], a[1] * 2]), 2), [(2, 3)]),
     "resize": (lambda a: jnp.resize(a, (4, 4)) * 2, [(2, 3)]),
@@ -146,6 +151,7 @@ def test_the_first_of_the_best_and_of_what_is_not_a_number(function: Callable[..
         (lambda x: jax.lax.pad(x, 0.0, ((-1, 0, 0),)), (3,), "less than nothing"),
         (lambda x: jnp.zeros(65).at[:3].set(x), (3,), "65 values"),
         (lambda x: jax.lax.lgamma(x), (3,), "lgamma"),
+        (lambda x: jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, x), (3,), "condition"),
     ],
 )
 def test_what_is_no_operation_says_so(
