@@ -9,49 +9,16 @@ import argparse
 import os
 import sys
 import time
-import traceback
-import warnings
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from multiprocessing import get_context
 
-import jax
+from tests.conformance.composition import drawn
+from tests.conformance.search import checked, configure
 
 
 # Seeds of a task; and tasks of a process, whose memory grows with what it has compiled.
 CHUNK, TASKS = 25, 40
-
-
-def configure() -> None:
-    jax.config.update("jax_enable_x64", True)
-    if jax.default_backend() == "gpu":  # where plain JAX would round products to TF32
-        jax.config.update("jax_default_matmul_precision", "highest")
-    warnings.simplefilter("ignore")
-
-
-def checked(seeds: Sequence[int], until: float, run: str) -> tuple[int, list[str]]:
-    """How many of the seeds were tried, in order, and the reports of those that are wrong."""
-    from tests.conformance.comparison import failure, shrunk
-    from tests.conformance.composition import drawn
-
-    configure()
-    reports: list[str] = []
-    for done, seed in enumerate(seeds):
-        if time.time() > until:
-            return done, reports
-        try:
-            composition = replace(drawn(seed), run=run)
-            found = failure(composition)
-            if found is not None:
-                small, why = shrunk(composition, found)
-                reports.append(f"---- seed {seed}: {why}\n{small}\n")
-        except Exception:
-            reports.append(
-                f"---- seed {seed}: the suite failed\n{traceback.format_exc()[-1500:]}\n"
-            )
-    jax.clear_caches()
-    return len(seeds), reports
 
 
 def main() -> None:
@@ -66,8 +33,6 @@ def main() -> None:
     seeds = range(first, first + options.count) if options.count else options.seeds
     until, begin = time.time() + options.seconds, time.time()
     if not options.count:
-        from tests.conformance.composition import drawn
-
         configure()
         for seed in seeds:
             print(replace(drawn(seed), run=options.run), "\n")
