@@ -153,8 +153,8 @@ def program(program: ElementProgram, *arguments: Array) -> list[Array]:
         array = x.constant.array if x.constant is not None else next(remaining)
         order = sorted(range(len(x.batch)), key=lambda n: x.batch[n])
         array = np.transpose(array, [*order, *range(len(order), array.ndim)])
-        shape = [extents[axis] if axis in x.batch else 1 for axis in range(rank)]
-        values.append(array.reshape((*shape, *x.tile)))
+        ahead = [extents[axis] if axis in x.batch else 1 for axis in range(rank)]
+        values.append(array.reshape((*ahead, *x.tile)))
 
     def wide(value: int, labels: str, output: str) -> Array:
         """Axes in the order of ``output``, of extent one where they are not there."""
@@ -191,11 +191,11 @@ def program(program: ElementProgram, *arguments: Array) -> list[Array]:
                 made = flat[..., places(operation.offset, operation.strides, operation.tile)]
             elif isinstance(operation, Place):
                 pieces = [values[value] for value, *_ in operation.pieces]
-                batch = np.broadcast_shapes(*(x.shape[:rank] for x in pieces))
-                flat = np.zeros((*batch, math.prod(operation.tile)), pieces[0].dtype)
+                common = np.broadcast_shapes(*(x.shape[:rank] for x in pieces))
+                flat = np.zeros((*common, math.prod(operation.tile)), pieces[0].dtype)
                 for (_, offset, strides), x in zip(operation.pieces, pieces, strict=True):
                     flat[..., places(offset, strides, x.shape[rank:])] += x
-                made = flat.reshape((*batch, *operation.tile))
+                made = flat.reshape((*common, *operation.tile))
             else:
                 raise NotImplementedError(operation)
             values.append(made.astype(program.dtype, copy=False))
