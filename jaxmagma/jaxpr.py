@@ -295,7 +295,7 @@ _ELSEWHERE = (("mosaic",), None)
 def is_pure(equation: JaxprEqn) -> bool:
     """Whether its results depend on its operands alone, and nothing else happens."""
     name, parameters = equation.primitive.name, equation.params
-    if name in POINTWISE or (name in _RULES and name not in _NESTED):
+    if name in POINTWISE or (name in RULES and name not in _NESTED):
         return not equation.effects
     known = name in _PURE or name in _NESTED or name in _CALLS
     for key in ("platforms", "branches_platforms"):
@@ -403,7 +403,7 @@ class Reader:
             self.check_dtypes(equation)
         found = pointwise(equation, self.emit, operands)
         if found is None:
-            rule = _RULES.get(name)
+            rule = RULES.get(name)
             if rule is None:
                 raise Unsupported(f"{name} is not an operation of a kernel")
             rule.check(equation)
@@ -939,7 +939,7 @@ _STEPS = dict.fromkeys(
 )
 
 # ``read`` gets the reader, the equation and its operands.
-_RULES: dict[str, Rule] = {
+RULES: dict[str, Rule] = {
     "dot_general": Rule(
         _dot_general,
         ("dimension_numbers",),

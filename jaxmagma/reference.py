@@ -77,7 +77,7 @@ def _place(
     for (_, offset, strides), piece in zip(operation.pieces, pieces, strict=True):
         at = places(offset, strides, piece.shape[len(axes) :])
         flat = flat.at[..., at].add(piece)
-    return flat.reshape(*batch, *operation.tile), axes
+    return flat.reshape((*batch, *operation.tile)), axes
 
 
 def _gather(

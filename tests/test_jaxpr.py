@@ -10,9 +10,10 @@ import pytest
 
 from jaxmagma import reference
 from jaxmagma.builder import Builder
-from jaxmagma.jaxpr import Reader, Tile, Unsupported
+from jaxmagma.jaxpr import POINTWISE, RULES, Reader, Tile, Unsupported, inner_jaxpr
 from jaxmagma.program import ElementProgram, Input, Map, Output
 from tests.einsums import assert_close
+from tests.jaxprs import equations
 
 
 F64 = np.dtype(np.float64)
@@ -159,3 +160,57 @@ def test_what_is_no_operation_says_so(
 ) -> None:
     with pytest.raises(Unsupported, match=reason):
         read(function, tile)
+
+
+# ---- What rules heed -----------------------------------------------------------------------------
+
+
+def equations_of(function: Callable[..., Any], tiles: list[tuple[int, ...]]) -> list[Any]:
+    closed = jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(tile, F64) for tile in tiles))
+    return list(equations(closed.jaxpr))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_parameter_that_no_rule_heeds_is_left_to_jax(name: str) -> None:
+    """As one that a later release of JAX gives to an operation."""
+    for equation in equations_of(*FUNCTIONS[name]):
+        other = equation.replace(params={**equation.params, "of_a_later_release": 1})
+        if inner_jaxpr(equation) is not None:
+            assert inner_jaxpr(other) is None
+        for rule in (POINTWISE.get(equation.primitive.name), RULES.get(equation.primitive.name)):
+            if rule is not None:
+                with pytest.raises(Unsupported, match="of_a_later_release"):
+                    rule.check(other)
+        for key in equation.params:
+            less = equation.replace(params={k: v for k, v in equation.params.items() if k != key})
+            rule = RULES.get(equation.primitive.name)
+            if rule is not None and key in rule.heeds:
+                with pytest.raises(Unsupported, match=f"without {key}"):
+                    rule.check(less)
+
+
+@pytest.mark.parametrize(
+    ("function", "tile", "reason"),
+    [
+        (lambda x: jax.lax.dot(x, x, precision="F64_F64_F64"), (3, 3), "precision"),
+        (lambda x: jax.lax.dot(x, x, preferred_element_type=np.float32), (3, 3), "float32"),
+        (lambda x: jax.lax.reshape(x, (9,), (1, 0)), (3, 3), "dimensions"),
+        (lambda x: jnp.exp(x), (3,), None),
+        (lambda x: jax.lax.exp(x, accuracy=jax.lax.AccuracyMode.HIGHEST), (3,), "accuracy"),
+        (lambda x: x.at[1].apply(jnp.sin), (3,), "update_jaxpr"),
+        (lambda x: x.at[np.array([0, 1])].get(mode="promise_in_bounds"), (3,), None),
+        (lambda x: x.at[np.array([0, 9])].get(mode="promise_in_bounds"), (3,), "are not"),
+        (lambda x: jax.lax.platform_dependent(x, cpu=jnp.sin, default=jnp.cos), (3,), "platform"),
+        (lambda x: (x > 0) @ (x > 1), (3, 3), "truth"),
+        (lambda x: jnp.where(jnp.argmax(x) == 2**60 + 1, x, -x), (3,), "integer"),
+        (lambda x: jax.pure_callback(np.sin, jnp.zeros(()), 1.0) * x, (3,), "pure_callback"),
+    ],
+)
+def test_values_of_parameters_that_rules_know(
+    function: Callable[..., Any], tile: tuple[int, ...], reason: str | None
+) -> None:
+    if reason is None:
+        read(function, tile)
+    else:
+        with pytest.raises(Unsupported, match=reason):
+            read(function, tile)
