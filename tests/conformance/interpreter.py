@@ -203,13 +203,13 @@ def program(program: ElementProgram, *arguments: Array) -> list[Array]:
     for out in program.outputs:
         array = values[out.value]
         depends = program.batch[out.value]
-        summed = tuple(n for n in range(rank) if n not in out.batch)
-        lost = tuple(n for n in summed if n in depends)
+        left_out = tuple(n for n in range(rank) if n not in out.batch)
+        lost = tuple(n for n in left_out if n in depends)
         if lost:
             ahead = [extents[n] if n in lost else array.shape[n] for n in range(rank)]
             array = np.broadcast_to(array, (*ahead, *array.shape[rank:]))
             array = array.sum(axis=lost, keepdims=True, dtype=array.dtype)
-        array = np.squeeze(array, axis=tuple(summed))
+        array = np.squeeze(array, axis=left_out)
         kept = [n for n in range(rank) if n in out.batch]
         order = [kept.index(n) for n in out.batch]
         array = np.transpose(array, [*order, *range(len(order), array.ndim)])
