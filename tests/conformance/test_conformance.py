@@ -120,7 +120,7 @@ def seen() -> dict[str, dict[str, set[str]]]:
 
 
 def test_every_rule_has_a_case(seen: dict[str, dict[str, set[str]]]) -> None:
-    rules = {*jaxpr._RULES, *jaxpr.POINTWISE, *FUNCTIONS} - {*INNER}
+    rules = {*jaxpr.RULES, *jaxpr.POINTWISE, *FUNCTIONS} - {*INNER}
     known = {name.replace("-", "_") for name in seen}
     aliases = {"copy_p": "copy", "copy": "copy_p"}
     missing = {
@@ -132,7 +132,7 @@ def test_every_rule_has_a_case(seen: dict[str, dict[str, set[str]]]) -> None:
 
 
 def test_every_parameter_of_a_rule_is_varied(seen: dict[str, dict[str, set[str]]]) -> None:
-    rules = {*jaxpr._RULES, *jaxpr.POINTWISE, *FUNCTIONS}
+    rules = {*jaxpr.RULES, *jaxpr.POINTWISE, *FUNCTIONS}
     constant = {
         f"{name}.{key}={next(iter(values))}"
         for name, parameters in seen.items()
@@ -144,13 +144,13 @@ def test_every_parameter_of_a_rule_is_varied(seen: dict[str, dict[str, set[str]]
 
 def test_a_mistake_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """The suite sees a rule that forgets a parameter."""
-    rule = jaxpr._RULES["cumsum"]
+    rule = jaxpr.RULES["cumsum"]
 
     def forward(reader: Any, equation: Any, x: Any) -> Any:
         parameters = {**equation.params, "reverse": False}
         return rule.read(reader, equation.replace(params=parameters), x)
 
-    monkeypatch.setitem(jaxpr._RULES, "cumsum", replace(rule, read=forward))
+    monkeypatch.setitem(jaxpr.RULES, "cumsum", replace(rule, read=forward))
     drawn_alone = itertools.chain.from_iterable(alone("cumulative", seed) for seed in range(9))
     found = ((c, failure(c)) for c in drawn_alone)
     small, why = next(shrunk(c, why) for c, why in found if why is not None)
