@@ -60,6 +60,7 @@ INNER = {
     "round_away": "the function of round",
     "round_even": "the function of round",
     "element_program": "a program inside of one",
+    "one_minus_square": "in the derivative of tanh, of newer releases",
     "expand_dims": "no primitive of the releases from the oldest to the newest",
 }
 # Parameters that have one value wherever a function of an element is traced, or that no rule reads.
