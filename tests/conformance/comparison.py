@@ -144,7 +144,13 @@ def failure(composition: Composition) -> Failure | None:
         return _different(composition, found, expected)
 
 
+# Where vmap itself fails, and fuse need not: the derivative of lax.clamp by a bound that is a scalar.
+FAULTS_OF_VMAP = ("select cases must have the same shapes",)
+
+
 def _different(composition: Composition, found: Outcome, expected: Outcome) -> Failure | None:
+    if found.error is None and any(x in str(expected.error) for x in FAULTS_OF_VMAP):
+        return None
     if type(found.error) is not type(expected.error):
 
         def told(x: Exception | None) -> str:
