@@ -144,7 +144,7 @@ def failure(composition: Composition) -> Failure | None:
         return _different(composition, found, expected)
 
 
-# Where vmap itself fails, and fuse need not: the derivative of lax.clamp by a bound that is a scalar.
+# Where vmap itself fails, and fuse need not: derivatives of lax.clamp by a scalar bound.
 FAULTS_OF_VMAP = ("select cases must have the same shapes",)
 
 
