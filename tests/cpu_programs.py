@@ -61,12 +61,13 @@ def point_matrix_program(
         number = np.unique(np.minimum(number, number.T), return_inverse=True)[1]
         number = number.reshape(rows, rows)
     builder = Builder(1)
-    d = builder.input(Input((0,), (np.max(number) + 1, points), np.dtype(dtype)))
+    count = int(np.max(number)) + 1
+    d = builder.input(Input((0,), (count, points), np.dtype(dtype)))
     b = [builder.input(Input((), (points, 2), np.dtype(dtype))) for _ in range(rows)]
     u = builder.input(Input((0,), (2,), np.dtype(dtype)))
     sizes = {"x": points, "a": 2}
     vector = [builder.contract([(x, "xa"), (u, "a")], "x", sizes) for x in b]
-    entries = [builder.index(d, 0, n) for n in range(np.max(number) + 1)]
+    entries = [builder.index(d, 0, n) for n in range(count)]
     flux = []
     for row in number:
         terms = [builder.map("mul", entries[n], x) for n, x in zip(row, vector, strict=True)]
@@ -92,13 +93,12 @@ def _einsum(
 def _expression(dtype: str) -> ElementProgram:
     """Windows, collected operands, fills, gathers, and functions of what all elements share."""
     kind, whole = np.dtype(dtype), np.dtype(np.int32)
-    index = np.array([[0, 2], [1, -1], [2, 2]], np.int32)
     builder = Builder(1)
     vector = builder.input(Input((), (3, 2), kind))
     at = builder.input(Input((0,), (2,), whole))
     a = builder.input(Input((0,), (2, 3), kind))
     s = builder.map("mul", *(builder.input(Input((), (2,), kind)) for _ in range(2)))
-    found = builder.index(builder.gather(vector, at, Constant(index)), 1, 1)
+    found = builder.index(builder.gather(vector, at), 1, 1)
     sizes = {"i": 2, "j": 3}
     part = builder.index(a, 1, 2)
     total = builder.map("add", builder.map("mul", found, part), builder.index(a, 1, 0))
