@@ -116,7 +116,8 @@ def interpreted(
 
 def _integer_power(emit: Emit, base: Any, y: int) -> Any:
     if y < 0:
-        return emit("div", 1.0, _integer_power(emit, base, -y))
+        # Not one over the power, whose derivative at zero is infinity times zero.
+        return _integer_power(emit, emit("div", 1.0, base), -y)
     result = None
     while y:
         if y & 1:
@@ -307,6 +308,9 @@ def evaluated(equation: JaxprEqn, operands: Sequence[Any]) -> list[np.ndarray]:
     """The results of an equation of known operands; raises ``Unsupported``."""
     if not is_pure(equation):
         raise Unsupported(f"{equation.primitive.name} is not an operation of a kernel")
+    inner = inner_jaxpr(equation)
+    if inner is not None:
+        return interpreted(inner, operands, evaluated)
     with jax.ensure_compile_time_eval():
         found = applied(equation, operands)
         return [x if is_extended(x.dtype) else np.asarray(x) for x in found]

@@ -313,12 +313,15 @@ def run(closed: ClosedJaxpr, operands: Sequence[Operand], kinds: Sequence[Kind])
     baked = traced_once()
 
     def value(x: Any) -> Any:
-        if _is_variable(x):
-            return values[x]
-        if isinstance(x, jax.Array):
-            constant = baked and can_be_constant(x) and not is_extended(x.dtype)
-            return np.asarray(x) if constant else x
-        return np.asarray(x)
+        found = values[x] if _is_variable(x) else x
+        if isinstance(found, Tile | Gathered):
+            return found
+        if not isinstance(found, jax.Array):
+            return np.asarray(found) if found is x else found
+        if is_empty(found):
+            return np.zeros(found.shape, found.dtype)
+        constant = found is x and baked and can_be_constant(x) and not is_extended(x.dtype)
+        return np.asarray(x) if constant else found
 
     def read(x: Any) -> Any:
         """An operand as the reader wants it."""
@@ -326,9 +329,7 @@ def run(closed: ClosedJaxpr, operands: Sequence[Operand], kinds: Sequence[Kind])
             return x
         if isinstance(x, Gathered):
             return segment.gather(x)
-        if isinstance(x, jax.Array):
-            return np.zeros(x.shape, x.dtype) if is_empty(x) else segment.input(x)
-        return x
+        return segment.input(x) if isinstance(x, jax.Array) else x
 
     def finish(line: int) -> None:
         """Ends the segment before a line: what is needed from there on becomes arrays."""
