@@ -908,6 +908,24 @@ def test_the_function_is_run_at_each_call_as_by_vmap() -> None:
     assert_close(jm.fuse(function)(VECTORS), 3 * VECTORS)
 
 
+@pytest.mark.usefixtures("standard_promotion")
+def test_derivatives_at_zero_and_of_nothing() -> None:
+    x, nothing = jnp.array([0.0, 2.0]), jnp.zeros((2, 0))
+    for power in (-1, -2, -3):
+        function = functools.partial(jax.lax.integer_pow, y=power)
+        found, expected = (jax.jvp(f(function), (x,), (x + 1,)) for f in (jm.fuse, jax.vmap))
+        assert_same(found, expected)
+
+    def own(x: jax.Array, a: jax.Array) -> Any:
+        return tripled(a), doubled(jnp.sin(a)), jax.nn.relu6(a), jax.nn.log_softmax(x[None]), a != a
+
+    def gradient(transform: Function) -> Any:
+        return jax.grad(lambda x, a: transform(own)(x, a)[3].sum(), (0, 1))(x, nothing)
+
+    assert_same(jm.fuse(own)(x, nothing), jax.vmap(own)(x, nothing))
+    assert_same(gradient(jm.fuse), gradient(jax.vmap))
+
+
 STATIC: dict[str, tuple[Function, Any]] = {
     "truth": (lambda x, s: jnp.sin(x) if s else x, True),
     "length": (lambda x, s: sum(jnp.sin(x) for _ in range(s)), 3),
