@@ -45,6 +45,11 @@ def main() -> None:
     ) as pool:
         jobs = {pool.submit(checked, chunk, until, options.run): chunk for chunk in chunks}
         for job in as_completed(jobs):
+            if time.time() > until:
+                for waiting in jobs:
+                    waiting.cancel()
+            if job.cancelled():
+                continue
             done, reports = job.result()
             total, wrong = total + done, wrong + len(reports)
             left -= set(jobs[job][:done])
