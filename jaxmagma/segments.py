@@ -276,7 +276,9 @@ class _Segment:
             if isinstance(own, Tile):
                 return found[x]
             if isinstance(own, Gathered):
-                return replace(own, vector=replaced(own.vector), index=replaced(own.index)).read()
+                tables = tuple(map(replaced, own.tables))
+                vector, index = replaced(own.vector), replaced(own.index)
+                return replace(own, vector=vector, index=index, tables=tables).read()
             return replaced(own)
 
         for line, operands in self.lines:
