@@ -67,22 +67,20 @@ class Assembly:
 def assembly(index: jax.Array, size: int) -> Assembly:
     """The tables of a known index for a vector of ``size`` entries; others get nothing."""
     with jax.ensure_compile_time_eval():
-        on_host = all(x.platform == "cpu" for x in index.devices())
-        xp, at = (np, np.asarray(index)) if on_host else (jnp, index)
-        order, begin = _ordered(xp, at, size)
-        made = _tables(xp, order, begin, size)
+        if all(x.platform == "cpu" for x in index.devices()):
+            made = _tables(np, *_surveyed_on_host(np.asarray(index), size))
+        else:
+            made = _tables(jnp, *_surveyed(index, size))
         return Assembly(tuple(jnp.asarray(x) for x in made), index.size)
 
 
-def _tables(xp: Any, order: Any, begin: Any, size: int) -> list[Any]:
-    valence = begin[1:] - begin[:-1]
-    widest = int(valence.max(initial=0))
-    width = _width(xp, order, begin, widest)
-    table = _call(xp, _rows, begin[:-1], xp.minimum(valence, width), order, width=width)
-    if width >= widest:
+def _tables(xp: Any, order: Any, start: Any, valence: Any, wider: Any, sectors: Any) -> list[Any]:
+    width = _width(valence.size, np.asarray(wider), np.asarray(sectors))
+    table = _call(xp, _rows, start, xp.minimum(valence, width), order, width=width)
+    if not wider[width]:
         return [table]
     partial = []
-    start, count = begin[:-1] + width, xp.maximum(valence - width, 0)
+    start, count = start + width, xp.maximum(valence - width, 0)
     while True:
         # Every run of contributions to one entry makes a partial sum of its own.
         runs = -(-count // _WIDEST)
@@ -94,29 +92,27 @@ def _tables(xp: Any, order: Any, begin: Any, size: int) -> list[Any]:
         order, start, count = None, xp.cumsum(runs, dtype=_INT) - runs, runs
         most = int(runs.max())
         # The link has a column for each, in a row of every entry.
-        if most <= _WIDEST and size * (most - 1) * _INDEX <= _LAUNCH:
+        if most <= _WIDEST and valence.size * (most - 1) * _INDEX <= _LAUNCH:
             link = _call(xp, _rows, start, count, order, width=_rounded_width(most))
             return [*partial, table, link]
 
 
-def _width(xp: Any, order: Any, begin: Any, widest: int) -> int:
+def _width(size: int, wider: np.ndarray, sectors: np.ndarray) -> int:
     """The width of the table with which the fewest bytes are read."""
-    size = begin.size - 1
-    full = _rounded_width(widest) if widest <= _WIDEST else None
-    if full is not None and size * full * _INDEX <= _LAUNCH:
-        return full
-    wider, sectors = (np.asarray(x) for x in _call(xp, _counts, order, begin))
 
     def bytes_read(width: int) -> int:
         table = size * width * _INDEX
-        if width >= widest:
+        if not wider[width]:
             return table
         link = size * _INDEX
         row = min(widest - width, _WIDEST) * _INDEX
         wide = int(wider[width]) * (row + 2 * _VALUE)
         return table + link + wide + int(sectors[width]) * _SECTOR + _LAUNCH
 
-    return min((x for x in _WIDTHS if x <= (full or _WIDEST)), key=bytes_read)
+    # That of the widest entry, if it is no wider than any row may be.
+    widest = int(np.count_nonzero(wider))
+    full = _rounded_width(min(widest, _WIDEST))
+    return min((x for x in _WIDTHS if x <= full), key=bytes_read)
 
 
 def _rounded_width(width: int) -> int:
@@ -167,10 +163,11 @@ def _call(xp: Any, function: Callable[..., Any], *arrays: Any, **static: int) ->
     return compiled(jnp, *arrays, **static)
 
 
-def _ordered(xp: Any, index: Any, size: int) -> tuple[Any, Any]:
-    """The places of all contributions, sorted by entry, and where those of each entry begin."""
-    if xp is jnp:
-        return _sorted(index, size)
+def _surveyed_on_host(index: np.ndarray, size: int) -> tuple[Any, ...]:
+    """The places of all contributions, sorted by entry, where those of each entry start, and how
+    many they are; how many entries are wider than each width, and how many sectors hold what is
+    beyond it.
+    """
     from scipy import sparse  # JAX needs it, too
 
     # The transposition of a sparse matrix is a counting sort: linear, and stable.
@@ -179,7 +176,17 @@ def _ordered(xp: Any, index: Any, size: int) -> tuple[Any, Any]:
     rows = np.arange(at.size + 1, dtype=_INT)
     shape = (at.size, size + 1)
     columns = sparse.csr_matrix((np.ones(at.size, np.int8), at, rows), shape).tocsc()
-    return columns.indices, columns.indptr[: size + 1]
+    order, begin = columns.indices, columns.indptr[: size + 1]
+    return order, begin[:-1], begin[1:] - begin[:-1], *_counts(np, order, begin)
+
+
+# All that is known before there is a table is compiled together: a program of its own for each step
+# would take longer to compile than to run.
+@functools.partial(jax.jit, static_argnums=1)
+def _surveyed(index: jax.Array, size: int) -> tuple[jax.Array, ...]:
+    """The same, on a device."""
+    order, begin = _sorted(index, size)
+    return order, begin[:-1], begin[1:] - begin[:-1], *_counts(jnp, order, begin)
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -750,7 +750,7 @@ def test_gathered_vectors_come_ahead(
 @pytest.mark.parametrize("options", [{}, {"quads": True}, {"ahead": True}], ids=str)
 def test_gathers_stay_in_their_vectors(options: dict[str, Any], emulated: Path, x64: None) -> None:
     """An index that is none of the vector's finds zeros, as a negative one does."""
-    program = cuda_fused.gathering(3, 10, 13)
+    program = cuda_fused.gathering(3, 10)
     kernel = lowered(program, (13,), **options)
     vector, index = cuda_fused.indexed(program, 13)
     beyond = np.random.default_rng(0).choice([-7, 10, 11, 2**31 - 1, -(2**31)], index.shape)

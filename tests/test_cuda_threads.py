@@ -177,7 +177,7 @@ def test_attributes_are_checked(name: str, change: Callable[[Any], Any]) -> None
 @pytest.mark.parametrize("components", [1, 3])
 def test_gathers_stay_in_their_vectors(components: int, quads: bool, ahead: bool) -> None:
     """An index that is none of the vector's finds zeros."""
-    program = cuda_fused.gathering(components, 10, 64)
+    program = cuda_fused.gathering(components, 10)
     kernel = lower(planned(program), (64,), Parameters(quads=quads, ahead=ahead))
     assert isinstance(kernel, Kernel)
     vector, index = cuda_fused.indexed(program, 64)
