@@ -66,7 +66,8 @@ class Assembly:
 
 def assembly(index: jax.Array, size: int) -> Assembly:
     """The tables of a known index for a vector of ``size`` entries; others get nothing."""
-    with jax.ensure_compile_time_eval():
+    # Not `ensure_compile_time_eval`: that would make constants of what compiled functions count.
+    with jax.core.eval_context():
         if all(x.platform == "cpu" for x in index.devices()):
             made = _tables(np, *_surveyed_on_host(np.asarray(index), size))
         else:

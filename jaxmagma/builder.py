@@ -216,6 +216,8 @@ class Builder:
 
     def view(self, value: int, offset: int, strides: tuple[int, ...], tile: tuple[int, ...]) -> int:
         """Some values of a tile in memory; see :class:`View`."""
+        # NumPy's integers are none of JSON, in which names of programs are written.
+        offset, strides, tile = int(offset), tuple(map(int, strides)), tuple(map(int, tile))
         while True:
             operation = self._values[value]
             if (offset, strides, tile) == (0, row_major(operation.tile), operation.tile):

@@ -192,14 +192,14 @@ def _made(
     traced = isinstance(array, jax.core.Tracer)
     if traced or (isinstance(array, jax.Array) and not array.is_fully_addressable):
         return (array, None), size, mode or "fill"
-    with jax.ensure_compile_time_eval():
+    with jax.core.eval_context():  # also while a function that closes over the index is traced
         if mode is None:
             _check(name, array, size)
         else:
             array = _within(name, array, _LARGEST if size is None else size, mode)
             mode = mode if size is None else None
         # A copy: what becomes of the caller's array later is no business of ours.
-        index = jnp.asarray(array.astype(np.int32))
+        index = jax.device_put(array.astype(np.int32))
         if mode is not None:
             return (index, None), size, mode
         bound = _range(index)[1] + 1 if size is None else size

@@ -615,8 +615,8 @@ def _split(reader: Reader, equation: JaxprEqn, x: Tile) -> list[Read]:
         if is_empty(aval(own)):
             found.append(np.zeros(aval(own).shape, aval(own).dtype))
             continue
-        found.append(Tile(reader.builder.slice(x.value, axis, first, 1, size)))
-        first += size
+        found.append(Tile(reader.builder.slice(x.value, axis, first, 1, int(size))))
+        first += int(size)
     return found
 
 

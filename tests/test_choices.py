@@ -1,5 +1,6 @@
 """Which parameters a program runs with: its name, the files that know, and who is asked first."""
 
+import copy
 import dataclasses
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -415,3 +417,9 @@ def test_results_do_not_depend_on_the_block(
                 function(*arrays), np.einsum(spec, *arrays), rtol=1e-12, atol=1e-12
             )
     assert len(texts) >= 5
+
+
+def test_numpy_integers_are_in_names() -> None:
+    """JAX has sizes of parts as such."""
+    program = cuda_fused.program_of(lambda x: 2.0 * jnp.split(x, [1])[1], (3, 2), dtype="float32")
+    assert choices.key(program) == choices.key(copy.deepcopy(program))

@@ -108,19 +108,18 @@ def test_numbers_of_planes(n: int, emulated: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("program", "options"),
     [
-        {"fetch": 0},
-        {"elements": 3, "threads": 64, "fetch": 2},
-        {"elements": 2, "threads": 96, "in_place": True},
-        {"ahead": True, "fetch": 2},
-        {"ahead": True, "fetch": 3, "twice": True},
-        {"padding": 0, "in_place": False},
-        {"apart": True, "hold": False},
+        (mass(9), {"fetch": 0}),
+        (mass(6), {"elements": 3, "threads": 64, "fetch": 2}),
+        (gradient(chain(11)), {"elements": 2, "threads": 96, "in_place": True}),
+        (mass(9), {"ahead": True, "fetch": 2}),
+        (gradient(chain(11)), {"ahead": True, "fetch": 3, "twice": True}),
+        (mass(6), {"padding": 0, "in_place": False}),
+        (mass(9), {"apart": True, "hold": False}),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("program", [mass(6), mass(9), gradient(chain(11))], ids=str)
 def test_numbers_do_not_depend_on_parameters(
     program: ElementProgram, options: dict[str, Any], emulated: Path
 ) -> None:

@@ -230,8 +230,9 @@ def _evaluate(step: Step, operands: list[np.ndarray]) -> np.ndarray:
         return flat.reshape(step.tile)
     if isinstance(step, Gather):
         vector, index = operands
-        found = vector[np.maximum(index, 0)]
-        present = (index >= 0).reshape(index.shape + (1,) * (vector.ndim - 1))
+        inside = (index >= 0) & (index < len(vector))
+        found = vector[np.where(inside, index, 0)]
+        present = inside.reshape(index.shape + (1,) * (vector.ndim - 1))
         return np.where(present, found, np.zeros((), vector.dtype))
     if isinstance(step, Product):
         terms = f"{step.left_labels},{step.right_labels}"
@@ -241,7 +242,7 @@ def _evaluate(step: Step, operands: list[np.ndarray]) -> np.ndarray:
         operands = [*operands, *(np.ones(step.extents[x], operands[0].dtype) for x in new)]
         terms = ",".join([terms, *new])
     made = np.einsum(f"{terms}->{step.output_labels}", *operands)
-    return np.ascontiguousarray(made, operands[0].dtype)
+    return np.array(made, operands[0].dtype, order="C")  # of a scalar another function makes a list
 
 
 def _evaluate_pointwise(step: Pointwise, operands: list[np.ndarray]) -> np.ndarray:
@@ -254,7 +255,7 @@ def _evaluate_pointwise(step: Pointwise, operands: list[np.ndarray]) -> np.ndarr
         made = np.asarray(functions.evaluate(step.function, *map(jnp.asarray, aligned)))
     if made.dtype != operands[0].dtype:
         raise TypeError(f"a constant of {operands[0].dtype} where JAX has no such numbers")
-    return np.ascontiguousarray(np.broadcast_to(made, step.shape))
+    return np.array(np.broadcast_to(made, step.shape), order="C")
 
 
 # ---- The call --------------------------------------------------------------------------------
