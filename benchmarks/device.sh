@@ -4,7 +4,7 @@
 #
 #   benchmarks/device.sh OUTPUT_FOLDER [STEP...]
 #
-# Steps: build test memcheck racecheck benchmark profile; all of them if none is named. A failed
+# Steps: build test threads memcheck racecheck benchmark profile; all of them if none is named. A failed
 # step does not stop the others. OUTPUT_FOLDER gets a log of each, and the timings. PROFILE lists the
 # cases of the last step; SHARDS and LIMIT are for those before that look for errors of kernels.
 set -u
@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 out=$(mkdir -p "${1:?usage: benchmarks/device.sh OUTPUT_FOLDER [STEP...]}" && cd "$1" && pwd)
 shift
 steps=("$@")
-[[ ${#steps[@]} -gt 0 ]] || steps=(build test memcheck racecheck benchmark profile)
+[[ ${#steps[@]} -gt 0 ]] || steps=(build test threads memcheck racecheck benchmark profile)
 
 python=${PYTHON:-python3}
 export PYTHONUNBUFFERED=1
@@ -24,8 +24,14 @@ build() {
 }
 
 test() {
-  JAXMAGMA_REQUIRE_GPU=1 JAXMAGMA_REQUIRE_NVRTC=1 \
-    "$python" -P -m pytest -q -p no:cacheprovider tests/test_cuda.py tests/test_cuda_compile.py
+  JAXMAGMA_REQUIRE_GPU=1 JAXMAGMA_REQUIRE_NVRTC=1 XLA_PYTHON_CLIENT_PREALLOCATE=false \
+    "$python" -P -m pytest -q -p no:cacheprovider -n "$(nproc)" -m gpu tests
+}
+
+# Threads that call one function with different traced bases; of two devices, if there are two.
+threads() {
+  JAXMAGMA_REQUIRE_GPU=1 JAXMAGMA_THREAD_CALLS=6000 \
+    "$python" -P -m pytest -q -p no:cacheprovider -n 0 --durations=0 tests/test_cuda_threads.py
 }
 
 # sanitized TOOL OMITTED [OPTION...]
