@@ -268,7 +268,7 @@ std::string CacheWrite(const std::string& name, std::string_view content) {
   bool refused = false;
   const Descriptor folder = OpenFolder(true, why, refused);
   if (!folder) return why;
-  const uint64_t most = *MostBytes(), bytes = kHeader + content.size();
+  const uint64_t most = MostBytes().value_or(0), bytes = kHeader + content.size();
   if (!IsChoice(name) && bytes > most) return "it is larger than all may be";
 
   const std::string draft = DraftName(name);

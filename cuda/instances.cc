@@ -227,7 +227,7 @@ std::string Instances::Borrow(int ordinal, CUstream stream, Lease& lease) {
     GiveBack(taken, device);
     return driver->Why(result);
   }
-  owned.release();
+  static_cast<void>(owned.release());  // it is the object's
   result = driver->graph_retain(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
   if (result == CUDA_SUCCESS) return "";
   driver->user_object_release(object, 1);

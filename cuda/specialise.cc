@@ -58,7 +58,10 @@ class Underway {
 };
 
 // It outlives threads that still compile when the process ends.
-Underway& underway = *new Underway;
+Underway& TheUnderway() {
+  static auto* const underway = new Underway;
+  return *underway;
+}
 
 }  // namespace
 
@@ -74,7 +77,7 @@ Compiled Specialise(std::string_view source, int arch, bool rebuild) {
   const std::string key = CacheKey(source, arch);
   // Without a compiler there is no name, and an error soon.
   if (key.empty()) return Compile(source, arch);
-  return underway.Get(rebuild ? key + " rebuilt" : key, [&]() -> Compiled {
+  return TheUnderway().Get(rebuild ? key + " rebuilt" : key, [&]() -> Compiled {
     const std::string entry = key + ".cubin";
     if (!rebuild) {
       if (std::optional<std::string> code = CacheRead(entry)) return {*std::move(code), ""};
