@@ -219,15 +219,14 @@ std::string Instances::Borrow(int ordinal, CUstream stream, Lease& lease) {
     const std::unique_ptr<Owned> owned(static_cast<Owned*>(data));
     owned->owner->GiveBack(owned->instance, owned->device);
   };
-  auto owned = std::make_unique<Owned>(Owned{shared_from_this(), taken, device});
+  auto* const owned = new Owned{shared_from_this(), taken, device};
   CUuserObject object = nullptr;
-  result = driver->user_object_create(&object, owned.get(), give_back, 1,
-                                      CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
+  result =
+      driver->user_object_create(&object, owned, give_back, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
   if (result != CUDA_SUCCESS) {
-    GiveBack(taken, device);
+    give_back(owned);
     return driver->Why(result);
   }
-  static_cast<void>(owned.release());  // it is the object's
   result = driver->graph_retain(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
   if (result == CUDA_SUCCESS) return "";
   driver->user_object_release(object, 1);
