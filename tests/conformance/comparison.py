@@ -144,8 +144,8 @@ def failure(composition: Composition) -> Failure | None:
         return _different(composition, found, expected)
 
 
-# Where vmap itself fails, and fuse need not: derivatives of lax.clamp by a scalar bound, of products
-# of integers, and, in some releases, of a selection among one case.
+# Where vmap itself fails, and fuse need not: derivatives of lax.clamp by a scalar bound, of
+# products of integers, and, in some releases, of a selection among one case.
 FAULTS_OF_VMAP = (
     "select cases must have the same shapes",
     "jax._src.ad_util.Zero",
