@@ -41,10 +41,11 @@ threads() {
 # are not ours run unchecked. The tool follows no process that XLA starts: it ended by signal 11 where it
 # did. After LIMIT seconds, if given, all are interrupted and say what they have found. The step fails
 # unless every process says that its tests passed and that there was no error; warnings are in the logs,
-# after the names of their tests.
+# after the names of their tests. Where there are two GPUs, every other process has the second first.
 sanitized() {
-  local tool=$1 omitted=$2 number at all=() own=()
+  local tool=$1 omitted=$2 number at all=() own=() gpus=(0,1 1,0)
   shift 2
+  (($(nvidia-smi --list-gpus | wc -l) > 1)) || gpus=(0)
   mapfile -t all < <("$python" -P -m pytest -q -p no:cacheprovider --collect-only -m gpu \
     -k "not ($omitted)" tests | grep ::)
   local shards=${SHARDS:-$((4 * $(nproc)))} deadline=${LIMIT:+$((SECONDS + LIMIT))}
@@ -54,7 +55,8 @@ sanitized() {
     own=()
     for ((at = number; at < ${#all[@]}; at += shards)); do own+=("${all[at]}"); done
     while (($(jobs -rp | wc -l) >= $(nproc))); do wait -n; done
-    check_share "$tool" "$deadline" "$@" -- "${own[@]}" >"$out/$tool.$number.log" 2>&1 &
+    CUDA_VISIBLE_DEVICES=${gpus[number % ${#gpus[@]}]} \
+      check_share "$tool" "$deadline" "$@" -- "${own[@]}" >"$out/$tool.$number.log" 2>&1 &
   done
   wait
   grep -ohE "(ERROR|RACECHECK) SUMMARY: .*" "$out/$tool".*.log | sort | uniq -c

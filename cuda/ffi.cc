@@ -98,12 +98,6 @@ std::string ArraysOf(const ffi::RemainingArgs& operands, const ffi::RemainingRet
   return "";
 }
 
-int64_t Bytes(const Array& array) {
-  int64_t bytes = array.itemsize;
-  for (size_t axis = 0; axis < array.rank; ++axis) bytes *= array.dims[axis];
-  return bytes;
-}
-
 // Where there is but one partial sum, it is the sum.
 void SumInPlace(const Signature& signature, const std::vector<Array>& arrays, Launch& launch) {
   for (size_t n = 0; n < signature.pointers.size(); ++n) {
@@ -124,7 +118,8 @@ ffi::Error Run(const State& state, int32_t ordinal, CUstream stream,
   }
   for (const Copy& copy : call.copies) {
     const auto operand = static_cast<size_t>(copy.operand);
-    if (operand >= operands.size() || Bytes(arrays[operand]) != copy.bytes) {
+    if (operand >= operands.size() ||
+        arrays[operand].values() * arrays[operand].itemsize != copy.bytes) {
       return Fail(call, "operand " + std::to_string(operand) + " is not " +
                             std::to_string(copy.bytes) + " bytes");
     }

@@ -165,13 +165,18 @@ std::string Instances::Load(int ordinal) {
   const Driver* driver = nullptr;
   CUdevice device = 0;
   if (std::string error = Find(ordinal, &driver, &device); !error.empty()) return error;
+  return LoadOn(*driver, device);
+}
+
+std::string Instances::LoadOn(const Driver& driver, CUdevice device) {
   Device& own = devices_[device];
   if (own.shared.load(std::memory_order_acquire) != nullptr) return "";
 
   const std::lock_guard<std::mutex> lock(mutex_);
+  Collect(own);
   if (exclusive_ ? !own.free.empty() : own.shared.load() != nullptr) return "";
   Instance* loaded = nullptr;
-  if (std::string error = LoadOne(*driver, device, &loaded); !error.empty()) return error;
+  if (std::string error = LoadOne(driver, device, &loaded); !error.empty()) return error;
   if (exclusive_) {
     own.free.push_back(loaded);
   } else {
@@ -187,7 +192,7 @@ std::string Instances::Borrow(int ordinal, CUstream stream, Lease& lease) {
   lease.driver_ = driver;
   Device& own = devices_[device];
   if (!exclusive_) {
-    if (std::string error = Load(ordinal); !error.empty()) return error;
+    if (std::string error = LoadOn(*driver, device); !error.empty()) return error;
     lease.instance_ = own.shared.load(std::memory_order_acquire);
     return "";
   }
@@ -215,16 +220,16 @@ std::string Instances::Borrow(int ordinal, CUstream stream, Lease& lease) {
     Instance* instance;
     int device;
   };
-  const auto give_back = [](void* data) {
+  const auto release = [](void* data) {
     const std::unique_ptr<Owned> owned(static_cast<Owned*>(data));
     owned->owner->GiveBack(owned->instance, owned->device);
   };
   auto* const owned = new Owned{shared_from_this(), taken, device};
   CUuserObject object = nullptr;
   result =
-      driver->user_object_create(&object, owned, give_back, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
+      driver->user_object_create(&object, owned, release, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
   if (result != CUDA_SUCCESS) {
-    give_back(owned);
+    release(owned);
     return driver->Why(result);
   }
   result = driver->graph_retain(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
@@ -244,11 +249,7 @@ std::string Instances::Take(const Driver& driver, CUdevice device, CUstream stre
   const OutsideCapture outside(driver);
 
   const std::lock_guard<std::mutex> lock(mutex_);
-  {
-    const std::lock_guard<std::mutex> brief(own.returning);
-    own.free.insert(own.free.end(), own.returned.begin(), own.returned.end());
-    own.returned.clear();
-  }
+  Collect(own);
   // One whose launch is over, or comes before this one on the same stream. When a graph will launch
   // nobody knows.
   const auto found = std::find_if(own.free.begin(), own.free.end(), [&](const Instance* x) {
@@ -267,6 +268,13 @@ std::string Instances::Take(const Driver& driver, CUdevice device, CUstream stre
   if (waits == CUDA_SUCCESS) return "";
   own.free.push_back(*taken);
   return driver.Why(waits);
+}
+
+// What graphs gave back is free. The caller holds the mutex.
+void Instances::Collect(Device& device) {
+  const std::lock_guard<std::mutex> brief(device.returning);
+  device.free.insert(device.free.end(), device.returned.begin(), device.returned.end());
+  device.returned.clear();
 }
 
 void Instances::GiveBack(Instance* instance, int device) {

@@ -91,6 +91,8 @@ class Instances : public std::enable_shared_from_this<Instances> {
   static constexpr int kMostDevices = 64;
 
   std::string Find(int ordinal, const Driver** driver, CUdevice* device) const;
+  std::string LoadOn(const Driver& driver, CUdevice device);
+  static void Collect(Device& device);
   std::string CodeFor(int arch, bool rebuild, const std::string** code);
   std::string LoadOne(const Driver& driver, CUdevice device, Instance** loaded);
   std::string LoadCode(const Driver& driver, CUdevice device, const std::string& code,

@@ -48,17 +48,6 @@ int64_t WholeRounds(int64_t chunks, int64_t sums, int64_t most_blocks) {
   return std::max<int64_t>(1, rounds * most_blocks / sums);
 }
 
-// Values of the axes of an array from one on; -1 if they are more than there can be.
-int64_t Values(const Array& array, size_t first) {
-  int64_t values = 1;
-  for (size_t axis = first; axis < array.rank; ++axis) {
-    if (array.dims[axis] < 0 || __builtin_mul_overflow(values, array.dims[axis], &values)) {
-      return -1;
-    }
-  }
-  return values;
-}
-
 std::string Named(int64_t buffer) {
   return "buffer " + std::to_string(buffer);
 }
@@ -100,10 +89,10 @@ std::string CheckSums(const Signature& signature, const std::vector<Array>& arra
     const Array& first = arrays[signature.sums[0].workspace];
     if (workspace.rank != 3 || workspace.dims[0] != outer || workspace.dims[1] < 1 ||
         workspace.dims[1] != first.dims[1] || workspace.dims[2] != sum.size ||
-        Values(workspace, 0) < 0) {
+        workspace.values() < 0) {
       return "the workspace has the wrong shape";
     }
-    if (Values(arrays[sum.result], 0) != outer * sum.size ||
+    if (arrays[sum.result].values() != outer * sum.size ||
         arrays[sum.result].itemsize != workspace.itemsize) {
       return Named(sum.result) + " is not as large as its sums";
     }
@@ -112,6 +101,14 @@ std::string CheckSums(const Signature& signature, const std::vector<Array>& arra
 }
 
 }  // namespace
+
+int64_t Array::values(size_t first) const {
+  int64_t product = 1;
+  for (size_t axis = first; axis < rank; ++axis) {
+    if (dims[axis] < 0 || __builtin_mul_overflow(product, dims[axis], &product)) return -1;
+  }
+  return product;
+}
 
 std::string Prepare(const Signature& signature, const std::vector<Array>& arrays,
                     int64_t most_blocks, Launch& launch) {
@@ -128,7 +125,7 @@ std::string Prepare(const Signature& signature, const std::vector<Array>& arrays
   error = CheckSums(signature, arrays, launch.outer);
   if (!error.empty()) return error;
   for (const auto& pointer : signature.pointers) {
-    const int64_t values = Values(arrays[pointer.buffer], pointer.axes.size());
+    const int64_t values = arrays[pointer.buffer].values(pointer.axes.size());
     const bool sum = std::any_of(signature.sums.begin(), signature.sums.end(),
                                  [&](const auto& x) { return x.workspace == pointer.buffer; });
     if (!sum && values != pointer.size) {

@@ -12,6 +12,9 @@ struct Array {
   const int64_t* dims;
   size_t rank;
   int64_t itemsize;  // bytes of a value
+
+  // Those of the axes from one on; -1 if they are more than there can be.
+  int64_t values(size_t first = 0) const;
 };
 
 // How a kernel reads its call. The call's buffers are its operands, then its results.

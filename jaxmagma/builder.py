@@ -13,7 +13,7 @@ on-chip memory, so it is moved to where it costs nothing:
 import functools
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from string import ascii_lowercase
 from typing import Any, NamedTuple
 
@@ -216,8 +216,6 @@ class Builder:
 
     def view(self, value: int, offset: int, strides: tuple[int, ...], tile: tuple[int, ...]) -> int:
         """Some values of a tile in memory; see :class:`View`."""
-        # NumPy's integers are none of JSON, in which names of programs are written.
-        offset, strides, tile = int(offset), tuple(map(int, strides)), tuple(map(int, tile))
         while True:
             operation = self._values[value]
             if (offset, strides, tile) == (0, row_major(operation.tile), operation.tile):
@@ -493,6 +491,7 @@ class Builder:
         key = _canonical(operation)
         number = self._numbers.get(key)
         if number is None:
+            operation = _exact(operation)
             operands = [self._known[x] for x in operation.operands]
             batch, dtype = operands[0].batch, operands[0].dtype
             for x in operands:
@@ -568,6 +567,19 @@ def _needed(values: Sequence[Input | Operation], results: set[int]) -> list[int]
 def contraction(terms: Terms, output: str, sizes: Mapping[str, int]) -> Contract:
     used = sorted(set(output).union(*(labels for _, labels in terms)))
     return Contract(tuple(terms), output, tuple((x, sizes[x]) for x in used))
+
+
+def _exact(operation: Operation) -> Operation:
+    """The same in Python's integers: shapes and parameters of JAX may be NumPy's, which overflow
+    and which JSON, in which programs have their names, does not know.
+    """
+
+    def exact(x: Any) -> Any:
+        if isinstance(x, tuple):
+            return tuple([exact(y) for y in x])
+        return int(x) if isinstance(x, np.integer) else x
+
+    return type(operation)(*(exact(getattr(operation, x.name)) for x in fields(operation)))
 
 
 def _renumbered(operation: Operation, numbers: Mapping[int, int]) -> Operation:

@@ -27,7 +27,8 @@ def digest(*parts: Any) -> str:
 
 def read(name: str) -> Any:
     """What an entry holds; None if there is none."""
-    found = None if _module() is None else _module().read(name)
+    module = _module()
+    found = None if module is None else module.read(name)
     return None if found is None else json.loads(found)
 
 
@@ -42,7 +43,8 @@ def write(name: str, content: Any) -> str:
 
 def path(name: str) -> Path | None:
     """The file of an entry; None if the user wants no cache."""
-    folder = "" if _module() is None else _module().folder()
+    module = _module()
+    folder = "" if module is None else module.folder()
     return Path(folder) / name if folder else None
 
 

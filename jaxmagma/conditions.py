@@ -5,7 +5,7 @@ others all branches do, and ``vmap`` selects; before, it selects what goes into 
 branch that is not taken has no derivative at all, be it infinite.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -67,18 +67,22 @@ def _into_body(equation: JaxprEqn, operands: Kinds) -> list[Kind]:
         kinds[consts : consts + carry] = joined
 
 
-def _followed(closed: ClosedJaxpr, arguments: Kinds) -> list[Kind]:
-    """The kinds of a jaxpr's results."""
+def _kinds(closed: ClosedJaxpr, arguments: Kinds) -> Callable[[Sequence[Any]], list[Kind]]:
+    """A function of variables of a jaxpr: their kinds."""
     kinds = dict.fromkeys(closed.jaxpr.constvars, Kind.UNSURE)
     kinds.update(zip(closed.jaxpr.invars, arguments, strict=True))
 
-    def kind(x: Any) -> Kind:
-        return Kind.KNOWN if isinstance(x, Literal) else kinds[x]
+    def of(variables: Sequence[Any]) -> list[Kind]:
+        return [Kind.KNOWN if isinstance(x, Literal) else kinds[x] for x in variables]
 
     for equation in closed.jaxpr.eqns:
-        made = results(equation, [kind(x) for x in equation.invars])
-        kinds.update(zip(equation.outvars, made, strict=True))
-    return [kind(x) for x in closed.jaxpr.outvars]
+        kinds.update(zip(equation.outvars, results(equation, of(equation.invars)), strict=True))
+    return of
+
+
+def _followed(closed: ClosedJaxpr, arguments: Kinds) -> list[Kind]:
+    """The kinds of a jaxpr's results."""
+    return _kinds(closed, arguments)(closed.jaxpr.outvars)
 
 
 # ---- Selections ----------------------------------------------------------------------------------
@@ -143,21 +147,17 @@ def _evaluated(closed: ClosedJaxpr, arguments: Sequence[Any], kinds: Kinds) -> l
 
 def _rewritten(closed: ClosedJaxpr, arguments: Kinds) -> ClosedJaxpr | None:
     """A jaxpr with selections for conditions that differ; None if there are none."""
-    kinds = dict.fromkeys(closed.jaxpr.constvars, Kind.UNSURE)
-    kinds.update(zip(closed.jaxpr.invars, arguments, strict=True))
-    instead: dict[int, ClosedJaxpr] = {}
-    for n, equation in enumerate(closed.jaxpr.eqns):
-        operands = [Kind.KNOWN if isinstance(x, Literal) else kinds[x] for x in equation.invars]
-        kinds.update(zip(equation.outvars, results(equation, operands), strict=True))
-        new = selected(equation, operands)
+    kinds = _kinds(closed, arguments)
+    instead: dict[int, ClosedJaxpr] = {}  # by the identity of the equation
+    for equation in closed.jaxpr.eqns:
+        new = selected(equation, kinds(equation.invars))
         if new is not None:
-            instead[n] = new
+            instead[id(equation)] = new
     if not instead:
         return None
-    new_of = {id(x): instead[n] for n, x in enumerate(closed.jaxpr.eqns) if n in instead}
 
     def rule(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
-        new = new_of.get(id(equation))
+        new = instead.get(id(equation))
         if new is None:
             return applied(equation, operands)
         return interpreted(new, operands, applied)

@@ -70,7 +70,6 @@ def fuse(
     >>> np.allclose(v, jax.vmap(diffusion)(u, D), rtol=1e-5, atol=1e-5)
     True
     """
-    fn = fun
     gathers = any(map(_is_index, jax.tree.leaves(in_axes, is_leaf=_is_index)))
     scatters = any(map(_is_index, jax.tree.leaves(out_axes, is_leaf=_is_index)))
     for name, axes, kind in (("in_axes", in_axes, GatherAxis), ("out_axes", out_axes, ScatterAxis)):
@@ -81,20 +80,20 @@ def fuse(
         axis_name=axis_name, axis_size=axis_size, spmd_axis_name=spmd_axis_name, sum_match=sum_match
     )
     # What vmap does not accept it rejects now.
-    jax.vmap(fn, 0 if gathers else in_axes, 0 if scatters else out_axes, **options)
+    jax.vmap(fun, 0 if gathers else in_axes, 0 if scatters else out_axes, **options)
 
-    @functools.wraps(fn)
+    @functools.wraps(fun)
     def fused(*args: Any, **kwargs: Any) -> Any:
         axes = (in_axes,) * len(args) if _is_index(in_axes) else in_axes
         plain_out_axes = _replaced(out_axes, 0) if scatters else out_axes
         if gathers:
             axes = tuple(axes)
-            result = _gathering(fn, args, kwargs, axes, plain_out_axes, options)
+            result = _gathering(fun, args, kwargs, axes, plain_out_axes, options)
         else:
 
-            @functools.wraps(fn)  # vmap's messages name the arguments
+            @functools.wraps(fun)  # vmap's messages name the arguments
             def element(*element_args: Any, **element_kwargs: Any) -> Any:
-                return _element(fn, element_args, element_kwargs, (args, kwargs))
+                return _element(fun, element_args, element_kwargs, (args, kwargs))
 
             result = jax.vmap(element, axes, plain_out_axes, **options)(*args, **kwargs)
         if scatters:
@@ -210,19 +209,16 @@ def _element(
         for axis, leaf, mapped in zip(gathers, leaves, own, strict=True)
         if mapped
     ]
-    avals = iter([x.aval if isinstance(x, Gathered) else jax.typeof(x) for x in operands])
+    avals = [x.aval if isinstance(x, Gathered) else jax.typeof(x) for x in operands]
     structs = [
         jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=getattr(x, "weak_type", False))
-        for x in (next(avals) if mapped else None for mapped in own)
-        if x is not None
+        for x in avals
     ]
 
-    def whole(values: Sequence[Any]) -> tuple[Any, Any]:
+    def whole(values: Sequence[Any], others: Sequence[Any] = leaves) -> tuple[Any, Any]:
         """The arguments, with ``values`` for those that differ from element to element."""
         remaining = iter(values)
-        found = [
-            next(remaining) if mapped else leaf for mapped, leaf in zip(own, leaves, strict=True)
-        ]
+        found = [next(remaining) if mapped else x for mapped, x in zip(own, others, strict=True)]
         args, kwargs = jax.tree.unflatten(tree, found)
         return args, kwargs
 
@@ -235,9 +231,7 @@ def _element(
         results[:] = [out_tree, found]
         return [x for x in found if isinstance(x, jax.core.Tracer)]
 
-    # None is a tree without leaves.
-    remaining = iter(structs)
-    args, kwargs = jax.tree.unflatten(tree, [next(remaining) if mapped else None for mapped in own])
+    args, kwargs = whole(structs, [None] * len(leaves))  # None is a tree without leaves
     try:
         closed = jax.make_jaxpr(traced)(*args, **kwargs)
         reason: Exception | None = None

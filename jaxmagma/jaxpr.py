@@ -52,8 +52,9 @@ Emit = Callable[..., Any]  # (function, operands...) -> value
 class Rule:
     """How equations are read, and which ones.
 
-    ``read`` goes by the parameters that it ``heeds``, all of which an equation has.  Parameters
-    that change nothing have values that ``knows`` accepts; other parameters an equation has not.
+    ``read`` goes by the parameters that it ``heeds``, all of which an equation has.  ``knows`` says
+    which values it knows of those of which there may come more, and of parameters that change
+    nothing; other parameters an equation has not.
     ``truth`` says that truth values may be taken as the numbers 0 and 1, ``operands`` how many
     there are, if it is always as many.
     """
@@ -68,7 +69,8 @@ class Rule:
         """Raises ``Unsupported`` for an equation that is not of this kind."""
         name, parameters = equation.primitive.name, equation.params
         for key, value in parameters.items():
-            if key not in self.heeds and not (key in self.knows and self.knows[key](value)):
+            known = self.knows.get(key)
+            if not (key in self.heeds if known is None else known(value)):
                 raise Unsupported(f"{name} with {key}={reprlib.repr(value)}")
         for key in self.heeds:
             if key not in parameters:
@@ -615,8 +617,8 @@ def _split(reader: Reader, equation: JaxprEqn, x: Tile) -> list[Read]:
         if is_empty(aval(own)):
             found.append(np.zeros(aval(own).shape, aval(own).dtype))
             continue
-        found.append(Tile(reader.builder.slice(x.value, axis, first, 1, int(size))))
-        first += int(size)
+        found.append(Tile(reader.builder.slice(x.value, axis, first, 1, size)))
+        first += size
     return found
 
 

@@ -251,7 +251,7 @@ class _Segment:
 
         def plain(*arrays: jax.Array) -> list[jax.Array]:
             known = {id(old): new for old, new in zip([*arguments, *others], arrays, strict=True)}
-            found = self._plain(known)
+            found = self.plain(known)
             return [jnp.asarray(found[x], self.reader.dtype) for x in variables]
 
         return _differentiated_plainly(
@@ -261,12 +261,11 @@ class _Segment:
             reverse_only=not names.isdisjoint(_REVERSE_ONLY),
         )
 
-    def plain(self) -> dict["_Variable", jax.Array]:
-        """What the lines compute, in plain JAX."""
-        return self._plain({})
+    def plain(self, arrays: Mapping[int, jax.Array]) -> dict["_Variable", jax.Array]:
+        """What the lines compute, in plain JAX, of ``arrays`` in place of those they are named by.
 
-    def _plain(self, arrays: Mapping[int, jax.Array]) -> dict["_Variable", jax.Array]:
-        """The same of other arrays, in the place of those with some identities."""
+        An array's name is its identity.
+        """
         found: dict[_Variable, jax.Array] = {}
 
         def replaced(x: Any) -> Any:
@@ -347,7 +346,7 @@ def run(closed: ClosedJaxpr, operands: Sequence[Operand], kinds: Sequence[Kind])
             arrays = segment.run([tile for _, tile in live], [x for x, _ in live])
         except TooLarge as reason:
             tell(PlainCall(str(reason)))
-            values.update(segment.plain())
+            values.update(segment.plain({}))
         else:
             for (x, _), array in zip(live, arrays, strict=True):
                 values[x] = _as_dtype(array, x.aval.dtype)

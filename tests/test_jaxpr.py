@@ -200,6 +200,8 @@ def test_a_parameter_that_no_rule_heeds_is_left_to_jax(name: str) -> None:
         (lambda x: x.at[1].apply(jnp.sin), (3,), "update_jaxpr"),
         (lambda x: x.at[np.array([0, 1])].get(mode="promise_in_bounds"), (3,), None),
         (lambda x: x.at[np.array([0, 9])].get(mode="promise_in_bounds"), (3,), "are not"),
+        (lambda x: x.at[np.array([0, 1])].get(mode="one_hot"), (3,), "gather with mode"),
+        (lambda x: x.at[np.array([0, 1])].add(1.0, mode="one_hot"), (3,), "scatter-add with mode"),
         (lambda x: jax.lax.platform_dependent(x, cpu=jnp.sin, default=jnp.cos), (3,), "platform"),
         (lambda x: (x > 0) @ (x > 1), (3, 3), "truth"),
         (lambda x: jnp.where(jnp.argmax(x) == 2**60 + 1, x, -x), (3,), "integer"),
