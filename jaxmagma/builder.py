@@ -111,6 +111,11 @@ class Builder:
         """Whether a value is a pointwise function of others, or is made of such values."""
         return self._known[value].is_map
 
+    def is_known(self, value: int) -> bool:
+        """Whether a value depends on constants alone."""
+        read = (self._values[n] for n in _needed(self._values[: value + 1], {value}))
+        return all(x.constant is not None for x in read if isinstance(x, Input))
+
     # ---- Inputs ----------------------------------------------------------------------------------
 
     def input(self, operand: Input) -> int:

@@ -245,8 +245,8 @@ def transpose(
     """The cotangents of the linear arguments, given which outputs have one.
 
     The program must be linear in those arguments jointly.  The derived program takes the other
-    arguments and the cotangents and has one result for each linear argument; None if it is not a
-    program.
+    arguments and the cotangents and has one result for each linear argument; None if all of them
+    are zero.
     """
     builder, numbers, arguments = _with_primals(program, [not x for x in linear])
     names = _argument_numbers(program)

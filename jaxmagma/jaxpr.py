@@ -359,7 +359,7 @@ class Reader:
         if array.dtype.kind == "c" != self.dtype.kind:
             raise Unsupported(f"a number of {array.dtype} in a program of {self.dtype}")
         made = array.astype(self.dtype, copy=False)
-        if array.dtype.kind in "iu" and not np.array_equal(made.astype(array.dtype), array):
+        if array.dtype.kind in "iu" and not np.array_equal(made.real.astype(array.dtype), array):
             raise Unsupported(f"an integer that is no number of {self.dtype}")
         return self.builder.constant(made)
 
@@ -765,6 +765,8 @@ def _place_of(better: str) -> Callable[..., Read]:
     """The place of the first best value along an axis, as a number; NaN is best of all."""
 
     def rule(reader: Reader, equation: JaxprEqn, x: Tile) -> Read:
+        if reader.dtype.kind == "c":
+            raise Unsupported("complex numbers have no order")
         best, *others = reader.pieces(x, equation.params["axes"])
         place: Read = np.zeros(reader.shape(best))
         for n, piece in enumerate(others, start=1):

@@ -99,10 +99,7 @@ def _jvp(
     active = [not isinstance(t, ad.Zero) for t in tangents]
     derived = calculus.jvp(program, active)
     if derived is None:
-        whole = [ad.instantiate_zeros(t) for t in tangents]
-        function = functools.partial(reference.evaluate, program)
-        _, dots = jax.jvp(lambda *xs: tuple(function(*xs)), tuple(primals), tuple(whole))
-        return results, list(dots)
+        return results, [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
     extents = program.batch_extents([jnp.shape(x) for x in primals])
     shapes = [jnp.shape(x) for x in results]
     dots = _apply_derived(program, derived, [*primals, *tangents], shapes, extents)
@@ -123,31 +120,15 @@ def _transpose(
     shapes = [x.aval.shape for x in arguments if ad.is_undefined_primal(x)]
     derived = calculus.transpose(program, linear, present)
     if derived is None:
-        found = iter(_transpose_plainly(program, arguments, cotangents))
-    else:
-        whole = [x.aval.shape if ad.is_undefined_primal(x) else jnp.shape(x) for x in arguments]
-        extents = program.batch_extents(whole)
-        arrays = [*arguments, *cotangents]
-        found = iter(_apply_derived(program, derived, arrays, shapes, extents))
+        return [None] * len(arguments)
+    whole = [x.aval.shape if ad.is_undefined_primal(x) else jnp.shape(x) for x in arguments]
+    extents = program.batch_extents(whole)
+    arrays = [*arguments, *cotangents]
+    found = iter(_apply_derived(program, derived, arrays, shapes, extents))
     return [next(found) if is_linear else None for is_linear in linear]
 
 
 ad.primitive_transposes[program_p] = _transpose
-
-
-def _transpose_plainly(
-    program: ElementProgram, arguments: Sequence[Any], cotangents: Sequence[Any]
-) -> Sequence[Any]:
-    linear = [n for n, x in enumerate(arguments) if ad.is_undefined_primal(x)]
-
-    def function(*values: Any) -> tuple[jax.Array, ...]:
-        whole = list(arguments)
-        for n, value in zip(linear, values, strict=True):
-            whole[n] = value
-        return tuple(reference.evaluate(program, *whole))
-
-    transposed = jax.linear_transpose(function, *(arguments[n].aval for n in linear))
-    return transposed(tuple(ad.instantiate_zeros(ct) for ct in cotangents))
 
 
 def _apply_derived(
@@ -442,3 +423,4 @@ for _platform in ("cpu", "cuda"):
 mlir.register_lowering(program_p, _plain)
 mlir.register_lowering(kernel_p, _plain)
 partition.lowers_with_devices(program_p)
+partition.checks_as(program_p, lambda program: functools.partial(reference.evaluate, program))

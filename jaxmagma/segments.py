@@ -313,6 +313,8 @@ def run(closed: ClosedJaxpr, operands: Sequence[Operand], kinds: Sequence[Kind])
     values: dict[_Variable, Any] = dict(zip(parameters, operands, strict=True))
     unknown = (Tile, Gathered, jax.Array)
     segment = _Segment(Reader(Builder(0), dtype))
+    constants: set[_Variable] = set()  # that programs have computed of constants alone
+    mapped = next((x for x, kind in zip(operands, kinds, strict=True) if kind == Kind.MAPPED), None)
     baked = traced_once()
 
     def value(x: Any) -> Any:
@@ -325,6 +327,13 @@ def run(closed: ClosedJaxpr, operands: Sequence[Operand], kinds: Sequence[Kind])
             return np.zeros(found.shape, found.dtype)
         constant = found is x and baked and can_be_constant(x) and not is_extended(x.dtype)
         return np.asarray(x) if constant else found
+
+    def of_each(x: Any, array: Any) -> Any:
+        """An array as one of each element, if vmap has it so; it may be known all the same."""
+        if not _is_variable(x) or x.kind != Kind.MAPPED or mapped is None:
+            return array
+        known = not isinstance(array, jax.Array) or x in constants
+        return _as_mapped(array, *_arrays([mapped])) if known else array
 
     def read(x: Any) -> Any:
         """An operand as the reader wants it."""
@@ -348,8 +357,10 @@ def run(closed: ClosedJaxpr, operands: Sequence[Operand], kinds: Sequence[Kind])
             tell(PlainCall(str(reason)))
             values.update(segment.plain({}))
         else:
-            for (x, _), array in zip(live, arrays, strict=True):
+            for (x, tile), array in zip(live, arrays, strict=True):
                 values[x] = _as_dtype(array, x.aval.dtype)
+                if segment.reader.builder.is_known(tile.value):
+                    constants.add(x)
         segment = _Segment(Reader(Builder(0), dtype))
 
     for number, line in enumerate(lines):
@@ -368,15 +379,15 @@ def run(closed: ClosedJaxpr, operands: Sequence[Operand], kinds: Sequence[Kind])
                 tell(PlainCall(f"{_place(line)}: {reason}"))
             if any(isinstance(x, Tile) for x in found):
                 finish(number)
-            made = _applied(line, _arrays([value(x) for x in line.operands]))
+            arrays = _arrays([value(x) for x in line.operands])
+            if line.equation.effects:  # they happen once for each element
+                arrays = [of_each(*x) for x in zip(line.operands, arrays, strict=True)]
+            made = _applied(line, arrays)
         values.update(zip(line.results, made, strict=True))
 
     finish(len(lines))
     arrays = _arrays([value(x) for x in results])
-    mapped = next((n for n, kind in enumerate(kinds) if kind == Kind.MAPPED), None)
-    for n, x in enumerate(results):
-        if _kind(x) == Kind.MAPPED and not isinstance(arrays[n], jax.Array) and mapped is not None:
-            arrays[n] = _as_mapped(arrays[n], *_arrays([operands[mapped]]))
+    arrays = [of_each(*x) for x in zip(results, arrays, strict=True)]
     avals = [
         x.aval if _is_variable(x) else own for x, own in zip(results, closed.out_avals, strict=True)
     ]

@@ -649,6 +649,69 @@ def test_checks() -> None:
     assert errors[0] == errors[1] and "too large" in str(errors[0])
 
 
+def test_automatic_checks_see_every_operation() -> None:
+    def function(x: jax.Array) -> jax.Array:
+        return jnp.log(x - 0.5) / jnp.sum(x)
+
+    def error(transform: Any, checks: Any) -> Any:
+        return jax.jit(checkify.checkify(transform(function), errors=checks))(VECTORS)[0].get()
+
+    for checks in (checkify.float_checks, checkify.all_checks, checkify.user_checks):
+        assert error(jm.fuse, checks) == error(jax.vmap, checks)
+    assert "log" in error(jm.fuse, checkify.nan_checks)
+
+
+def test_what_constants_overwrite_differs_from_element_to_element() -> None:
+    def overwritten(x: Any) -> Any:
+        return jax.lax.dynamic_update_slice(x, jnp.zeros(2, x.dtype), (0,))[:2]
+
+    for transform in (jm.fuse, jax.vmap):
+        with pytest.raises(ValueError, match="out_axes"):
+            transform(overwritten, out_axes=None)(VECTORS)
+        assert transform(overwritten)(VECTORS).shape == (len(VECTORS), 2)
+
+
+def test_effects_of_arrays_without_values_happen_for_each_element() -> None:
+    seen: list[Any] = []
+
+    def function(empty: Any, x: Any) -> Any:
+        jax.debug.callback(lambda x: seen.append(x.shape), empty)
+        return x
+
+    for transform in (jm.fuse, jax.vmap):
+        transform(function)(np.zeros((len(VECTORS), 0)), VECTORS)
+        jax.effects_barrier()
+    assert seen == [(0,)] * 2 * len(VECTORS)
+
+
+@pytest.mark.filterwarnings("error")
+def test_integers_in_products_of_complex_numbers() -> None:
+    z = np.exp(1j * VECTORS).astype(np.complex64)
+    weights = np.array([-3, 1, 4, 2], np.int16)
+    with jax.numpy_dtype_promotion("standard"):
+        found = jm.fuse(lambda x: jnp.inner(x, weights))(z)
+    np.testing.assert_allclose(found, z @ weights, rtol=1e-5)
+
+
+def test_complex_numbers_have_no_order() -> None:
+    for transform in (jm.fuse, jax.vmap):
+        with pytest.raises(TypeError, match="complex"):
+            jax.jit(transform(jnp.argmin))(np.ones((ELEMENTS, 1), np.complex64))
+
+
+def test_zero_tangents_stay_zero_beside_infinities() -> None:
+    def gradient(transform: Any, y: Any) -> Any:
+        _, pull = jax.vjp(lambda y: transform(jnp.remainder)(jnp.ones(y.shape, y.dtype), y), y)
+        return pull(jnp.ones(y.shape, y.dtype))[0]
+
+    y = np.array([[0.0, -1.0, 1.5]], np.float32)
+    found, expected = (
+        jax.jvp(lambda y, f=f: gradient(f, y), (y,), (np.ones_like(y),))
+        for f in (jm.fuse, jax.vmap)
+    )
+    np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("taken", [1.0, -1.0])
 def test_a_condition_that_all_elements_share_stays_one(taken: float) -> None:
     """One branch runs, and its derivative is its own; a program is in each."""

@@ -692,6 +692,8 @@ def _rows(d: Draw, extent: int) -> tuple[str, str]:
     unique = d.pick("unique_indices", [True, False])
     first = d.integer(0, 1)
     rows = [first + k if unique else d.integer(-1, extent) for k in range(count)]
+    if unique:  # clipped, two of them might be one
+        rows = [row for row in rows if row < extent]
     ordered = d.pick("indices_are_sorted", [True, False])
     rows = sorted(rows) if ordered else rows
     text = f"np.array({[[r] for r in rows]}, np.int32).reshape(-1, 1)"
