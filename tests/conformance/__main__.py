@@ -18,7 +18,7 @@ from tests.conformance.search import checked, configure
 
 
 # Seeds of a task; and tasks of a process, whose memory grows with what it has compiled.
-CHUNK, TASKS = 25, 40
+CHUNK, TASKS = 100, 10
 
 
 def main() -> None:
