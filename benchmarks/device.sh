@@ -6,7 +6,7 @@
 #
 # Steps: build test threads memcheck racecheck benchmark profile; all of them if none is named. A failed
 # step does not stop the others. OUTPUT_FOLDER gets a log of each, and the timings. PROFILE lists the
-# cases of the last step; SHARDS and LIMIT are for those before that look for errors of kernels.
+# cases of the last step; SHARDS, FIRST and LIMIT are for those before that look for errors of kernels.
 set -u
 cd "$(dirname "$0")/.."
 out=$(mkdir -p "${1:?usage: benchmarks/device.sh OUTPUT_FOLDER [STEP...]}" && cd "$1" && pwd)
@@ -36,12 +36,13 @@ threads() {
 
 # sanitized TOOL OMITTED [OPTION...]
 #
-# All tests that need a GPU, but those omitted, in SHARDS processes with some each, one for each core at
-# a time. With every array in an allocation of its own, an access beyond its end is seen; kernels that
-# are not ours run unchecked. The tool follows no process that XLA starts: it ended by signal 11 where it
-# did. After LIMIT seconds, if given, all are interrupted and say what they have found. The step fails
-# unless every process says that its tests passed and that there was no error; warnings are in the logs,
-# after the names of their tests. Where there are two GPUs, every other process has the second first.
+# All tests that need a GPU, but those omitted, in SHARDS processes with some each, from the one with
+# number FIRST on, one for each core at a time. With every array in an allocation of its own, an access
+# beyond its end is seen; kernels that are not ours run unchecked. The tool follows no process that XLA
+# starts: it ended by signal 11 where it did. After LIMIT seconds, if given, all are interrupted and say
+# what they have found. The step fails unless every process says that its tests passed and that there
+# was no error; warnings are in the logs, after the names of their tests. Where there are two GPUs, every
+# other process has the second first.
 sanitized() {
   local tool=$1 omitted=$2 number at all=() own=() gpus=(0,1 1,0)
   shift 2
@@ -51,7 +52,7 @@ sanitized() {
   local shards=${SHARDS:-$((4 * $(nproc)))} deadline=${LIMIT:+$((SECONDS + LIMIT))}
   echo "${#all[@]} tests"
   [[ ${#all[@]} -gt 0 ]] || return
-  for ((number = 0; number < shards && number < ${#all[@]}; ++number)); do
+  for ((number = ${FIRST:-0}; number < shards && number < ${#all[@]}; ++number)); do
     own=()
     for ((at = number; at < ${#all[@]}; at += shards)); do own+=("${all[at]}"); done
     while (($(jobs -rp | wc -l) >= $(nproc))); do wait -n; done

@@ -144,9 +144,10 @@ def failure(composition: Composition) -> Failure | None:
         return _different(composition, found, expected)
 
 
-# Where vmap itself fails, and fuse need not: derivatives of lax.clamp by a scalar bound, of
-# products of integers, and, in some releases, of a selection among one case.
+# Where vmap itself fails, and fuse need not: lax.clamp by one bound that is mapped, and derivatives
+# of it by a scalar bound, of products of integers, and, in some releases, of a selection among one.
 FAULTS_OF_VMAP = (
+    "clamp requires",
     "select cases must have the same shapes",
     "jax._src.ad_util.Zero",
     "tuple index out of range",
@@ -298,7 +299,8 @@ def _noisy(x: Any, random: np.random.Generator) -> Any:
         noisy = values + np.abs(values) * error()
         if kind(dtype) == "c":
             noisy = noisy + 1j * np.abs(values) * error()
-        short = (np.abs(values) < 64) & (values * 64 == np.round(values * 64))
+        bits = 6 if epsilon < 1e-4 else 2
+        short = (np.abs(values) < 2**bits) & (values * 2**bits == np.round(values * 2**bits))
         return np.where(short | ~np.isfinite(values), values, noisy).astype(dtype)
 
 
