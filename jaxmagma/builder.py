@@ -8,6 +8,8 @@ on-chip memory, so it is moved to where it costs nothing:
   ``View`` of an input; what nobody asks for is never computed.
 * A stack of tiles (a ``Place`` of equal tiles side by side) is one only where it leaves the
   program: functions of stacks become stacks of functions, contractions over a stack become sums.
+* What is zero by structure, because no ``Place`` ever put a value there, is not computed with.
+  Zeros among values are: NaN and infinity go through them.
 """
 
 import functools
@@ -36,6 +38,12 @@ from jaxmagma.program import (
 
 
 Terms = Sequence[tuple[int, str]]
+
+# Functions whose operands may change places without changing a bit of the result.
+_COMMUTATIVE = {"add", "mul", "eq", "ne", "and", "or", "xor"}
+
+# An axis along which values are taken apart has no more places than this.
+MOST_COMPONENTS = 9
 
 # What is asked of a value: one of the builder's generators, and its arguments.  What the generator
 # needs of the value's operands it yields, to be sent it.
@@ -96,6 +104,7 @@ class Builder:
         self._known: list[_Known] = []
         self._numbers: dict[Any, int] = {}
         self._parts: dict[Part, Any] = {}
+        self._zeros: set[int] = set()  # by structure
 
     def tile(self, value: int) -> tuple[int, ...]:
         return self._values[value].tile
@@ -130,6 +139,15 @@ class Builder:
             self._numbers[constant] = self.input(Input((), shape, constant.array.dtype, constant))
         return self._numbers[constant]
 
+    def zero(self, tile: tuple[int, ...], dtype: np.dtype) -> int:
+        """A tile where nothing was put: zeros that are not computed with."""
+        key = "zero", tile, dtype
+        if key not in self._numbers:
+            array = Constant(np.zeros(tile, dtype))
+            self._numbers[key] = self.input(Input((), tile, dtype, array))
+            self._zeros.add(self._numbers[key])
+        return self._numbers[key]
+
     def gather(
         self, vector: int, index: int, tables: Sequence[int] = (), atomic: bool = False
     ) -> int:
@@ -141,6 +159,8 @@ class Builder:
     def contract(self, terms: Terms, output: str, sizes: Mapping[str, int]) -> int:
         """A product of tiles, summed over the labels that ``output`` omits."""
         terms, extents = self._relabelled(terms, output), dict(sizes)
+        if any(value in self._zeros for value, _ in terms):
+            return self.zero(tuple([extents[x] for x in output]), self.dtype(terms[0][0]))
         if len(terms) == 1 and terms[0][1] == output:
             return terms[0][0]
         if len(terms) > 1 and all(sorted(x) == sorted(output) for _, x in terms):
@@ -169,6 +189,9 @@ class Builder:
     def pointwise(self, function: str, terms: Terms, output: str, sizes: Mapping[str, int]) -> int:
         """A pointwise function whose operands broadcast to ``output``."""
         terms, extents = self._relabelled(terms, output), dict(sizes)
+        simpler = self._simpler(function, terms, output, extents)
+        if simpler is not None:
+            return simpler
         label = self._stacked_label(terms)
         if label is not None:
             rest = output.replace(label, "")
@@ -180,6 +203,8 @@ class Builder:
             ]
             return self.stack(parts, output.index(label))
         own = tuple((x, extents[x]) for x in sorted(output))
+        if function in _COMMUTATIVE:
+            terms.sort()
         return self._append(Map(function, tuple(terms), output, own))
 
     def sum(self, values: Sequence[int]) -> int:
@@ -248,6 +273,89 @@ class Builder:
         self, pieces: Iterable[tuple[int, int, tuple[int, ...]]], tile: tuple[int, ...]
     ) -> int:
         return self._append(Place(tuple(pieces), tile))
+
+    def part(self, value: int, offset: int, strides: tuple[int, ...], tile: tuple[int, ...]) -> int:
+        """The same as a view, of which other operations take a part axis by axis."""
+        box = box_of(self.tile(value), offset, strides, tile)
+        if box is None or isinstance(self._values[value], Input | View):
+            return self.view(value, offset, strides, tile)
+        own = list(range(len(tile)))  # where the remaining axes of the value are in the result
+        for axis, (first, step, count, position) in reversed(list(enumerate(box))):
+            if position is None:
+                value = self.index(value, axis, first)
+            else:
+                value = self.slice(value, axis, first, step, count)
+        order = [position for *_, position in box if position is not None]
+        labels = letters(len(own))
+        shown = "".join(labels[n] for n in order)
+        return self.relabel(value, shown, labels, dict(zip(labels, tile, strict=True)))
+
+    def whole(
+        self, pieces: Sequence[tuple[int, int, tuple[int, ...]]], tile: tuple[int, ...]
+    ) -> int:
+        """The same as a place of pieces, stacked along axes that have few places."""
+        boxes = [(x, box_of(tile, at, s, self.tile(x))) for x, at, s in pieces]
+        if not all(box for _, box in boxes) or 0 in tile:
+            return self.place(pieces, tile)
+        found = [(x, box) for x, box in boxes if box is not None]
+        return self._whole(found, tile, self.dtype(pieces[0][0]))
+
+    def _whole(
+        self, pieces: Sequence[tuple[int, "Box"]], tile: tuple[int, ...], dtype: np.dtype
+    ) -> int:
+        for axis, extent in enumerate(tile):
+            if extent > MOST_COMPONENTS or all(
+                box[axis][:3] == (0, 1, extent) for _, box in pieces
+            ):
+                continue
+            below = tile[:axis] + tile[axis + 1 :]
+            parts = []
+            for k in range(extent):
+                found = [self._at_place(x, box, axis, k) for x, box in pieces]
+                parts.append(self._whole([x for x in found if x is not None], below, dtype))
+            return self.stack(parts, axis)
+        total = None
+        for value, box in pieces:
+            value = self._spread(value, box, tile)
+            total = value if total is None else self.sum([total, value])
+        return self.zero(tile, dtype) if total is None else total
+
+    def _at_place(self, value: int, box: "Box", axis: int, k: int) -> tuple[int, "Box"] | None:
+        """What of a piece is at one place along an axis."""
+        first, step, count, position = box[axis]
+        n, beside = divmod(k - first, step)
+        if beside or not 0 <= n < count:
+            return None
+        if position is not None:
+            value = self.index(value, position, n)
+        rest = [
+            (a, b, c, p - 1 if position is not None and p is not None and p > position else p)
+            for m, (a, b, c, p) in enumerate(box)
+            if m != axis
+        ]
+        return value, rest
+
+    def _spread(self, value: int, box: "Box", tile: tuple[int, ...]) -> int:
+        """A piece as a value of the whole tile."""
+        own = self.tile(value)
+        strides = row_major(tile)
+        offset, steps = 0, [0] * len(own)
+        for (first, step, _, position), stride in zip(box, strides, strict=True):
+            offset += first * stride
+            if position is not None:
+                steps[position] = step * stride
+        labels = letters(len(tile))
+        if all(entry[:3] == (0, 1, extent) for entry, extent in zip(box, tile, strict=True)):
+            sizes = dict(zip(labels, tile, strict=True))
+            shown = [""] * len(own)
+            for label, (_, _, _, position) in zip(labels, box, strict=True):
+                if position is not None:
+                    shown[position] = label
+            for n, label in reversed(list(enumerate(shown))):
+                if not label:
+                    value = self.index(value, n, 0)
+            return self.relabel(value, "".join(shown), labels, sizes)
+        return self.place([(value, offset, tuple(steps))], tile)
 
     # ---- Parts of values -------------------------------------------------------------------------
 
@@ -436,6 +544,43 @@ class Builder:
 
     # ---- How they are simplified -----------------------------------------------------------------
 
+    def _simpler(
+        self, function: str, terms: Terms, output: str, sizes: Mapping[str, int]
+    ) -> int | None:
+        """A sum, difference, product or quotient that needs no operation, or a simpler one."""
+        if function not in ("add", "sub", "mul", "div", "neg"):
+            return None
+        (left, *_), (right, *_) = terms[0], terms[-1]
+        zeros = left in self._zeros, right in self._zeros
+        if function == "neg":
+            keeps, vanishes, turns = None, zeros[0], False
+        elif function in ("add", "sub"):
+            keeps = 0 if self._is_all(right, 0) else 1 if self._is_all(left, 0) else None
+            vanishes, turns = zeros == (True, True), function == "sub" and keeps == 1
+            if turns and not zeros[0]:
+                keeps = None  # 0 - x is no -x where x is zero
+        else:
+            keeps = 0 if self._is_all(right, 1) else None
+            if function == "mul" and keeps is None and self._is_all(left, 1):
+                keeps = 1
+            vanishes, turns = zeros[0] or (function == "mul" and zeros[1]), False
+        if vanishes:
+            return self.zero(tuple([sizes[x] for x in output]), self.dtype(left))
+        if keeps is None:
+            return None
+        value, labels = terms[keeps]
+        if not self.batch(terms[1 - keeps][0]) <= self.batch(value):
+            return None
+        if turns:
+            return self.pointwise("neg", [terms[1]], output, sizes)
+        return self.relabel(value, labels, output, sizes)
+
+    def _is_all(self, value: int, number: int) -> bool:
+        """Whether a value is a constant, all of whose entries are that number."""
+        operation = self._values[value]
+        known = operation.constant if isinstance(operation, Input) else None
+        return known is not None and bool((known.array == number).all())
+
     def _relabelled(self, terms: Terms, output: str) -> list[tuple[int, str]]:
         """The terms, with transpositions and broadcasts of operands moved into their labels."""
         found = list(terms)
@@ -510,11 +655,16 @@ class Builder:
             number = self._numbers[key] = len(self._values) - 1
         return number
 
+    def _without_zeros(self, place: Place) -> Place:
+        """The same without the pieces that are zero by structure, if any is left."""
+        pieces = tuple(x for x in place.pieces if x[0] not in self._zeros)
+        return replace(place, pieces=pieces) if 0 < len(pieces) < len(place.pieces) else place
+
     # ---- The program -----------------------------------------------------------------------------
 
     def build(self, outputs: Sequence[Output]) -> Built:
         """The program that computes ``outputs`` and nothing else."""
-        values = self._values
+        values = [self._without_zeros(x) if isinstance(x, Place) else x for x in self._values]
         needed = _needed(values, {out.value for out in outputs})
         kept = [n for n in needed if isinstance(values[n], Input)]
         done = [n for n in needed if not isinstance(values[n], Input)]
@@ -547,6 +697,40 @@ def _each(parts: Iterable[Part]) -> Generator[Part, Any, list[int]]:
     for part in parts:
         found.append((yield part))
     return found
+
+
+# Along every axis of a tile the first place, the step and the number of those that belong to a part
+# of it, and which axis of the part runs along it, if any.
+Box = list[tuple[int, int, int, int | None]]
+
+
+def box_of(
+    whole: tuple[int, ...], offset: int, strides: Sequence[int], tile: tuple[int, ...]
+) -> Box | None:
+    """The part of a tile that a view with such strides shows, if its axes run along the tile's."""
+    if 0 in whole or 0 in tile:
+        return None
+    box: Box = []
+    for extent, stride in zip(whole, row_major(whole), strict=True):
+        first = offset // stride % extent
+        along = [
+            n
+            for n, (count, step) in enumerate(zip(tile, strides, strict=True))
+            if count > 1 and stride <= abs(step) < stride * extent
+        ]
+        if not along or extent == 1:
+            box.append((first, 1, 1, None))
+            continue
+        if len(along) > 1 or strides[along[0]] % stride:
+            return None
+        (position,) = along
+        step, count = strides[position] // stride, tile[position]
+        if not 0 <= first + step * (count - 1) < extent:
+            return None
+        box.append((first, step, count, position))
+    shown = [position for *_, position in box if position is not None]
+    complete = sorted(shown) == [n for n, count in enumerate(tile) if count > 1]
+    return box if complete and offset < math.prod(whole) else None
 
 
 def places(offset: int, strides: Sequence[int], tile: Sequence[int]) -> np.ndarray:

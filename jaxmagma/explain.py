@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmagma.builder import without_tables
 from jaxmagma.choices import MODEL, Choice
 from jaxmagma.einsum import einsum
 from jaxmagma.fallback import plain_calls
@@ -19,6 +18,7 @@ from jaxmagma.lowering import lower, planned, plans
 from jaxmagma.lowering.division import divide
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.lowering.parts import Division, Source
+from jaxmagma.normal import normal_form
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, plan
 from jaxmagma.primitive import program_p
 from jaxmagma.program import ElementProgram
@@ -187,7 +187,7 @@ def applications(jaxpr: Any) -> Iterator[tuple[ElementProgram, list[tuple[int, .
     """Every program that is applied, in nested jaxprs too, and the shapes of its arguments."""
     for equation in nested(jaxpr):
         if equation.primitive is program_p:
-            program, kept = without_tables(equation.params["program"])
+            program, kept = normal_form(equation.params["program"])
             avals: list[Any] = [x.aval for x in equation.invars]
             yield program, [avals[n].shape for n in kept]
 

@@ -26,6 +26,7 @@ from jaxmagma.lowering.division import divide
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.lowering.parts import ARGUMENT, Division
 from jaxmagma.memo import remembered
+from jaxmagma.normal import normal_form
 from jaxmagma.program import ElementProgram
 
 
@@ -377,7 +378,7 @@ _partitioned_kernel = partition.partitioned(_kernel)
 
 def _lower_program(platform: str) -> Callable[..., Any]:
     def rule(ctx: mlir.LoweringRuleContext, *operands: Any, program: ElementProgram) -> Any:
-        program, kept = without_tables(program)
+        program, kept = normal_form(program)
         operands = tuple(operands[n] for n in kept)
         ctx = ctx.replace(avals_in=[ctx.avals_in[n] for n in kept])
         extents = program.batch_extents(_shapes(ctx.avals_in))

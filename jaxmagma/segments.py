@@ -36,6 +36,7 @@ from jaxmagma.jaxpr import (
     is_extended,
     nested,
 )
+from jaxmagma.normal import normal_form
 from jaxmagma.plan import one_by_one, plan
 from jaxmagma.program import Input, Output
 
@@ -228,9 +229,10 @@ class _Segment:
             return []
         values = list(dict.fromkeys(x.value for x in results))
         built = self.reader.builder.build([Output(x, ()) for x in values])
-        if not surely_fits(built.program):
+        normal, _ = normal_form(built.program)
+        if not surely_fits(normal):
             # What fits one contraction after the other, which is soon found, is not too large.
-            reason = too_large(one_by_one(built.program)) and too_large(plan(built.program))
+            reason = too_large(one_by_one(normal)) and too_large(plan(normal))
             if reason:
                 raise TooLarge(reason)
         arrays = {number: array for number, array in self._inputs.values()}
