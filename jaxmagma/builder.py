@@ -14,7 +14,7 @@ on-chip memory, so it is moved to where it costs nothing:
 
 import functools
 import math
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from string import ascii_lowercase
 from typing import Any, NamedTuple
@@ -41,6 +41,10 @@ Terms = Sequence[tuple[int, str]]
 
 # Functions whose operands may change places without changing a bit of the result.
 _COMMUTATIVE = {"add", "mul", "eq", "ne", "and", "or", "xor"}
+
+# What an operation is instead: a function, or none, of these operands; None if nothing is simpler.
+Simpler = tuple[str | None, Terms] | None
+ZERO: Simpler = ("zero", ())
 
 # An axis along which values are taken apart has no more places than this.
 MOST_COMPONENTS = 9
@@ -95,11 +99,15 @@ class _Known(NamedTuple):
 
 
 class Builder:
-    """Appends operations to a program of ``batch_rank`` batch axes; values are numbers."""
+    """Appends operations to a program of ``batch_rank`` batch axes; values are numbers.
 
-    def __init__(self, batch_rank: int, precision: Any = None) -> None:
+    If outputs are ``summing`` over batch axes, values keep those that their operands depend on.
+    """
+
+    def __init__(self, batch_rank: int, precision: Any = None, summing: bool = True) -> None:
         self.batch_rank = batch_rank
         self.precision = precision
+        self.summing = summing
         self._values: list[Input | Operation] = []
         self._known: list[_Known] = []
         self._numbers: dict[Any, int] = {}
@@ -163,10 +171,12 @@ class Builder:
             return self.zero(tuple([extents[x] for x in output]), self.dtype(terms[0][0]))
         if len(terms) == 1 and terms[0][1] == output:
             return terms[0][0]
-        if len(terms) > 1 and all(sorted(x) == sorted(output) for _, x in terms):
+        own = [set(labels) for _, labels in terms]
+        everywhere = all(len(x) == len(labels) for x, (_, labels) in zip(own, terms, strict=True))
+        if len(terms) > 1 and everywhere and set(output) in own and set.union(*own) == set(output):
             # Nothing is summed: a product point by point.
-            product = terms[0]
-            for term in terms[1:]:
+            product, *others = sorted(terms, key=lambda term: -len(term[1]))
+            for term in others:
                 product = self.pointwise("mul", [product, term], output, extents), output
             return product[0]
         label = self._stacked_label(terms)
@@ -273,6 +283,41 @@ class Builder:
         self, pieces: Iterable[tuple[int, int, tuple[int, ...]]], tile: tuple[int, ...]
     ) -> int:
         return self._append(Place(tuple(pieces), tile))
+
+    def joined(self, value: int) -> int:
+        """The same as one tile, which is taken apart no more."""
+        pieces = self._pieces(value)
+        if pieces is None:
+            return value
+        place = Place(pieces, self.tile(value))
+        key = "joined", place
+        if key not in self._numbers:
+            self._values.append(place)
+            self._known.append(self._known[value]._replace(stack=None))
+            self._numbers[key] = len(self._values) - 1
+        return self._numbers[key]
+
+    def _pieces(self, value: int) -> tuple[tuple[int, int, tuple[int, ...]], ...] | None:
+        """What a stack, or a stack of stacks, is made of; None if it is none."""
+        operation, stack = self._values[value], self._known[value].stack
+        if stack is None or not isinstance(operation, Place):
+            return None
+        found: list[tuple[int, int, tuple[int, ...]]] = []
+        for part, offset, strides in operation.pieces:
+            inner = self._pieces(part)
+            if inner is None:
+                found.append((part, offset, strides))
+                continue
+            for piece, at, steps in inner:
+                box = box_of(self.tile(part), at, steps, self.tile(piece))
+                assert box is not None, "a part of a stack runs along its axes"
+                first = sum(entry[0] * stride for entry, stride in zip(box, strides, strict=True))
+                own = [0] * len(steps)
+                for (_, step, _, position), stride in zip(box, strides, strict=True):
+                    if position is not None:
+                        own[position] = step * stride
+                found.append((piece, offset + first, tuple(own)))
+        return tuple(found)
 
     def part(self, value: int, offset: int, strides: tuple[int, ...], tile: tuple[int, ...]) -> int:
         """The same as a view, of which other operations take a part axis by axis."""
@@ -545,41 +590,98 @@ class Builder:
     # ---- How they are simplified -----------------------------------------------------------------
 
     def _simpler(
-        self, function: str, terms: Terms, output: str, sizes: Mapping[str, int]
+        self, function: str, terms: list[tuple[int, str]], output: str, sizes: Mapping[str, int]
     ) -> int | None:
-        """A sum, difference, product or quotient that needs no operation, or a simpler one."""
-        if function not in ("add", "sub", "mul", "div", "neg"):
+        """What a function of such operands is, if no operation or a simpler one is enough."""
+        for position, (value, labels) in enumerate(terms):
+            known = self._constant(value)
+            if known is not None and known.size > 1 and (known == known.flat[0]).all():
+                terms[position] = self.constant(known.flat[0]), labels[:0]
+        chosen = _SIMPLER[function](self, terms) if function in _SIMPLER else None
+        if chosen is None:
             return None
-        (left, *_), (right, *_) = terms[0], terms[-1]
-        zeros = left in self._zeros, right in self._zeros
-        if function == "neg":
-            keeps, vanishes, turns = None, zeros[0], False
-        elif function in ("add", "sub"):
-            keeps = 0 if self._is_all(right, 0) else 1 if self._is_all(left, 0) else None
-            vanishes, turns = zeros == (True, True), function == "sub" and keeps == 1
-            if turns and not zeros[0]:
-                keeps = None  # 0 - x is no -x where x is zero
-        else:
-            keeps = 0 if self._is_all(right, 1) else None
-            if function == "mul" and keeps is None and self._is_all(left, 1):
-                keeps = 1
-            vanishes, turns = zeros[0] or (function == "mul" and zeros[1]), False
-        if vanishes:
-            return self.zero(tuple([sizes[x] for x in output]), self.dtype(left))
-        if keeps is None:
+        if chosen is ZERO:
+            return self.zero(tuple([sizes[x] for x in output]), self.dtype(terms[0][0]))
+        name, operands = chosen
+        if self.summing and not self._batches(terms) <= self._batches(operands):
             return None
-        value, labels = terms[keeps]
-        if not self.batch(terms[1 - keeps][0]) <= self.batch(value):
-            return None
-        if turns:
-            return self.pointwise("neg", [terms[1]], output, sizes)
+        if name is not None:
+            return self.pointwise(name, operands, output, sizes)
+        ((value, labels),) = operands
         return self.relabel(value, labels, output, sizes)
+
+    def _batches(self, terms: Terms) -> frozenset[int]:
+        return frozenset().union(*(self.batch(x) for x, _ in terms))
+
+    def _constant(self, value: int) -> np.ndarray | None:
+        operation = self._values[value]
+        known = operation.constant if isinstance(operation, Input) else None
+        return None if known is None else known.array
+
+    def _scaled(self, term: tuple[int, str]) -> tuple[np.ndarray, tuple[int, str]] | None:
+        """The factor and the rest, if a value is something times a known number."""
+        value, labels = term
+        operation = self._values[value]
+        if not isinstance(operation, Map) or operation.function != "mul":
+            return None
+        for (number, _), (x, own) in (operation.terms, operation.terms[::-1]):
+            factor = self._constant(number)
+            if factor is not None and not factor.shape and len(own) == len(labels):
+                names = dict(zip(operation.output, labels, strict=True))
+                return factor, (x, "".join(names[y] for y in own))
+        return None
+
+    def _simpler_sum(self, terms: Terms) -> Simpler:
+        left, right = terms
+        if left[0] in self._zeros and right[0] in self._zeros:
+            return ZERO
+        if self._is_all(right[0], 0):
+            return None, [left]
+        return (None, [right]) if self._is_all(left[0], 0) else None
+
+    def _simpler_difference(self, terms: Terms) -> Simpler:
+        left, right = terms
+        if left[0] in self._zeros:
+            return ZERO if right[0] in self._zeros else ("neg", [right])
+        return (None, [left]) if self._is_all(right[0], 0) else None
+
+    def _simpler_negative(self, terms: Terms) -> Simpler:
+        return ZERO if terms[0][0] in self._zeros else None
+
+    def _simpler_product(self, terms: Terms) -> Simpler:
+        for one, other in (terms, terms[::-1]):
+            number = self._constant(one[0])
+            if one[0] in self._zeros:
+                return ZERO
+            if number is None or number.shape:
+                continue
+            if number == 1:
+                return None, [other]
+            scaled = self._scaled(other)
+            if scaled is not None:
+                factor, rest = scaled
+                with np.errstate(all="ignore"):
+                    product = np.asarray(number * factor)
+                if np.isfinite(product) and np.abs(product) >= np.finfo(product.dtype).tiny:
+                    return "mul", [(self.constant(product), ""), rest]
+        return None
+
+    def _simpler_quotient(self, terms: Terms) -> Simpler:
+        left, right = terms
+        if left[0] in self._zeros:
+            return ZERO
+        return (None, [left]) if self._is_all(right[0], 1) else None
+
+    def _simpler_choice(self, terms: Terms) -> Simpler:
+        which = self._constant(terms[0][0])
+        if which is None or which.shape:
+            return None
+        return None, [terms[2] if which else terms[1]]
 
     def _is_all(self, value: int, number: int) -> bool:
         """Whether a value is a constant, all of whose entries are that number."""
-        operation = self._values[value]
-        known = operation.constant if isinstance(operation, Input) else None
-        return known is not None and bool((known.array == number).all())
+        known = self._constant(value)
+        return known is not None and bool((known == number).all())
 
     def _relabelled(self, terms: Terms, output: str) -> list[tuple[int, str]]:
         """The terms, with transpositions and broadcasts of operands moved into their labels."""
@@ -690,6 +792,16 @@ class Builder:
         )
         lost = tuple(tuple(n for n, a in enumerate(out.batch) if a not in axes) for out in outputs)
         return Built(program, tuple(kept), lost)
+
+
+_SIMPLER: dict[str, Callable[[Builder, Terms], Simpler]] = {
+    "add": Builder._simpler_sum,
+    "sub": Builder._simpler_difference,
+    "neg": Builder._simpler_negative,
+    "mul": Builder._simpler_product,
+    "div": Builder._simpler_quotient,
+    "select": Builder._simpler_choice,
+}
 
 
 def _each(parts: Iterable[Part]) -> Generator[Part, Any, list[int]]:

@@ -21,7 +21,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 from jax.lax import GatherScatterMode, Precision, RoundingMethod
 
-from jaxmagma.builder import Builder, letters, row_major
+from jaxmagma.builder import MOST_COMPONENTS, Builder, letters, row_major
 from jaxmagma.functions import COMPLEX_FUNCTIONS, FUNCTIONS
 from jaxmagma.program import Contract, ElementProgram, Map, Place, View
 
@@ -627,6 +627,29 @@ def _pad(reader: Reader, equation: JaxprEqn, x: Read, padding: Read) -> Read:
     if isinstance(padding, Tile) or any(min(x) < 0 for x in config):
         raise Unsupported("pad with what is computed, or by less than nothing")
     shape = tuple(aval(equation.outvars[0]).shape)
+    around = np.asarray(padding)
+    for axis, (low, _, gap) in enumerate(config):
+        own = reader.shape(x)[axis]
+        if own == shape[axis]:
+            continue
+        if shape[axis] > MOST_COMPONENTS:
+            return _placed(reader, equation, x, around)
+        parts = iter([reader.index(x, axis, k) for k in range(own)])
+        nothing = np.broadcast_to(around, [*reader.shape(x)[:axis], *reader.shape(x)[axis + 1 :]])
+        last = low + (own - 1) * (gap + 1)
+        x = reader.stack(
+            [
+                next(parts) if low <= k <= last and not (k - low) % (gap + 1) else nothing
+                for k in range(shape[axis])
+            ],
+            axis,
+        )
+    return x
+
+
+def _placed(reader: Reader, equation: JaxprEqn, x: Read, padding: np.ndarray) -> Read:
+    """A large tile, all at once, into zeros, to which the padding is added around it."""
+    config, shape = equation.params["padding_config"], tuple(aval(equation.outvars[0]).shape)
     strides = row_major(shape)
     offset = sum(low * stride for (low, _, _), stride in zip(config, strides, strict=True))
     steps = tuple((gap + 1) * s for (_, _, gap), s in zip(config, strides, strict=True))

@@ -6,16 +6,27 @@ components of a vector, nine of a Jacobian, five fields of a fluid.  Labels say 
 values are one; what some operation takes apart, or multiplies point by point, is components.
 
 At the points everything is scalar: values are taken apart along component axes wherever they came
-from, and what results is straight-line code on values at a point, in which equal operations are one
-and what is zero by structure is gone (see :mod:`jaxmagma.builder`).  A field of several components
-that goes through matrices stays one until somebody computes with its components.
+from, a field of several components on its way through the matrices of its axes as well: it is
+several fields.  Where there is one matrix for all axes, a dense table, a field goes through it with
+all of its components at once.  What results is straight-line code on values at a point, in which
+equal operations are one and what is zero by structure is gone (see :mod:`jaxmagma.builder`).
 """
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from jaxmagma.builder import MOST_COMPONENTS, Builder, box_of, without_tables
+from jaxmagma.builder import MOST_COMPONENTS, Builder, Terms, box_of, row_major, without_tables
 from jaxmagma.memo import remembered
-from jaxmagma.program import Contract, ElementProgram, Gather, Map, Output, Place, View
+from jaxmagma.program import (
+    Contract,
+    ElementProgram,
+    Gather,
+    Map,
+    Operation,
+    Place,
+    View,
+)
 
 
 # Of small matrices at a point, and of how many values at a point there may be.
@@ -38,56 +49,51 @@ class _Axes:
     """Axes of values, those that are one joined, and which are component axes."""
 
     def __init__(self, program: ElementProgram) -> None:
-        self.tiles = program.tiles
+        self.program = program
         self._parent: dict[tuple[int, int], tuple[int, int]] = {}
         self._apart: set[tuple[int, int]] = set()
-        for number, operation in enumerate(program.operations, start=len(program.inputs)):
-            if isinstance(operation, Contract | Map):
-                self._labelled(operation, number, program.batch)
-            elif isinstance(operation, View):
-                whole, where = operation.operand, (operation.offset, operation.strides)
-                self._boxed(whole, number, box_of(self.tiles[whole], *where, operation.tile))
-            elif isinstance(operation, Place):
-                for value, offset, strides in operation.pieces:
-                    box = box_of(operation.tile, offset, strides, self.tiles[value])
-                    self._boxed(number, value, box)
-            elif isinstance(operation, Gather):
-                rank = len(self.tiles[operation.index])
-                for axis in range(1, len(self.tiles[operation.vector])):
-                    self._join((operation.vector, axis), (number, rank + axis - 1))
+        numbered = list(enumerate(program.operations, start=len(program.inputs)))
+        for number, operation in numbered:
+            self._join_axes(number, operation)
+        products = [x for _, x in numbered if isinstance(x, Contract)]
+        for product in products:
+            self._small_at_points(product)
+        while any([self._small_of_elements(product) for product in products]):
+            pass
 
     def components(self, value: int) -> list[int]:
         """The component axes of a value, the last one first."""
-        tile = self.tiles[value]
+        tile = self.program.tiles[value]
         apart = {self._root(x) for x in self._apart}
         found = [n for n in range(len(tile)) if self._root((value, n)) in apart]
-        count = 1
-        for axis in found:
-            count *= tile[axis]
+        count = math.prod(tile[n] for n in found)
         return list(reversed(found)) if count <= _MOST_PIECES else []
 
-    def _labelled(self, operation: Contract | Map, number: int, batch: Sequence[object]) -> None:
-        first: dict[str, tuple[int, int]] = {}
-        for value, labels in (*operation.terms, (number, operation.output)):
-            for axis, label in enumerate(labels):
-                self._join(first.setdefault(label, (value, axis)), (value, axis))
-        differing = [(x, labels) for x, labels in operation.terms if batch[x]]
-        if isinstance(operation, Map) or len(differing) < 2:
-            return
-        shared = set.intersection(*(set(labels) for _, labels in differing))
-        if shared & set(operation.output):
-            # Point by point: small matrices are multiplied component by component.
-            for value, labels in differing:
+    # Axes of several values that are one, and axes along which some operation takes a part.
+
+    def _join_axes(self, number: int, operation: Operation) -> None:
+        tiles = self.program.tiles
+        if isinstance(operation, Contract | Map):
+            first: dict[str, tuple[int, int]] = {}
+            for value, labels in (*operation.terms, (number, operation.output)):
                 for axis, label in enumerate(labels):
-                    small = self.tiles[value][axis] <= _LARGEST_MATRIX
-                    if small and label not in shared & set(operation.output):
-                        self._apart.add((value, axis))
+                    self._join(first.setdefault(label, (value, axis)), (value, axis))
+        elif isinstance(operation, View):
+            whole, where = operation.operand, (operation.offset, operation.strides)
+            self._boxed(whole, number, box_of(tiles[whole], *where, operation.tile))
+        elif isinstance(operation, Place):
+            for value, offset, strides in operation.pieces:
+                self._boxed(number, value, box_of(operation.tile, offset, strides, tiles[value]))
+        else:
+            rank = len(tiles[operation.index])
+            for axis in range(1, len(tiles[operation.vector])):
+                self._join((operation.vector, axis), (number, rank + axis - 1))
 
     def _boxed(
         self, whole: int, part: int, box: Iterable[tuple[int, int, int, int | None]] | None
     ) -> None:
         for axis, (start, step, count, position) in enumerate(box or ()):
-            extent = self.tiles[whole][axis]
+            extent = self.program.tiles[whole][axis]
             if (start, step, count) == (0, 1, extent) and position is not None:
                 self._join((whole, axis), (part, position))
             elif 1 < extent <= MOST_COMPONENTS:
@@ -105,6 +111,40 @@ class _Axes:
         if x != y:
             self._parent[y] = x
 
+    # Small matrices.
+
+    def _small_at_points(self, product: Contract) -> None:
+        """Matrices that are multiplied point by point are, component by component."""
+        batched = self._batched(product)
+        points = _points(product, batched)
+        if points:
+            for value, labels in batched:
+                for axis, label in enumerate(labels):
+                    if self.program.tiles[value][axis] <= _LARGEST_MATRIX and label not in points:
+                        self._apart.add((value, axis))
+
+    def _small_of_elements(self, product: Contract) -> bool:
+        """A matrix of the element, applied at every point, has no other axes than components."""
+        batched = self._batched(product)
+        points, before = _points(product, batched), len(self._apart)
+        for position, (value, labels) in enumerate(batched):
+            others = set("".join(x for n, (_, x) in enumerate(batched) if n != position))
+            small = max(self.program.tiles[value], default=1) <= _LARGEST_MATRIX
+            if small and self.components(value) and others & set(product.output) - set(labels):
+                own = (n for n, label in enumerate(labels) if label not in points)
+                self._apart.update((value, n) for n in own)
+        return len(self._apart) > before
+
+    def _batched(self, product: Contract) -> Terms:
+        return [(value, labels) for value, labels in product.terms if self.program.batch[value]]
+
+
+def _points(product: Contract, batched: Terms) -> set[str]:
+    """The labels of a product that all of its operands have that differ from element to element."""
+    if len(batched) < 2:
+        return set()
+    return set.intersection(*(set(labels) for _, labels in batched)) & set(product.output)
+
 
 # ---- Rewriting -----------------------------------------------------------------------------------
 
@@ -112,70 +152,89 @@ class _Axes:
 def _rewritten(program: ElementProgram) -> tuple[ElementProgram, tuple[int, ...]]:
     """The program with components taken apart, and which arguments are left."""
     axes = _Axes(program)
-    builder = Builder(program.batch_rank, program.precision)
-    whole: dict[int, int] = {}  # values as they are
-    apart: dict[int, int] = {}  # and stacked of their components
-    names: dict[int, int] = {}
-
-    def components(number: int) -> int:
-        value = whole[number]
-        for axis in axes.components(number):
-            count = builder.tile(value)[axis]
-            value = builder.stack([builder.index(value, axis, k) for k in range(count)], axis)
-        return value
-
+    builder = Builder(program.batch_rank, program.precision, summing=False)
+    whole: dict[int, int] = {}  # inputs, and what came through dense tables
+    numbers: dict[int, int] = {}
+    arguments: dict[int, int] = {}
     for number, operand in enumerate(program.inputs):
         known = operand.constant
         whole[number] = builder.input(operand) if known is None else builder.constant(known.array)
         if known is None:
-            names[whole[number]] = len(names)
-        apart[number] = components(number)
+            arguments[whole[number]] = len(arguments)
+        numbers[number] = _components(builder, whole[number], axes.components(number))
     for number, operation in enumerate(program.operations, start=len(program.inputs)):
-        if isinstance(operation, Contract):
-            terms = [value for value, _ in operation.terms]
-            if all(x in whole for x in terms) and _through_matrices(program, operation, axes):
-                own = [(whole[x], labels) for x, labels in operation.terms]
-                whole[number] = builder.contract(own, operation.output, operation.extents)
-                apart[number] = components(number)
-                continue
-        made = _copied(builder, operation, whole, apart)
-        apart[number] = made
-        if not axes.components(number):
-            whole[number] = made
-    outputs = [Output(whole.get(x.value, apart[x.value]), x.batch) for x in program.outputs]
+        if isinstance(operation, Gather):
+            made = builder.copy(operation, whole)
+            numbers[number] = _components(builder, made, axes.components(number))
+        elif isinstance(operation, Contract) and _stays_whole(program, operation, axes, whole):
+            terms = [
+                (whole[x] if x in whole else builder.joined(numbers[x]), labels)
+                for x, labels in operation.terms
+            ]
+            whole[number] = builder.contract(terms, operation.output, operation.extents)
+            numbers[number] = _components(builder, whole[number], axes.components(number))
+        else:
+            numbers[number] = _copied(builder, operation, numbers)
+    results = [whole.get(out.value, numbers[out.value]) for out in program.outputs]
+    outputs = [replace(x, value=n) for x, n in zip(program.outputs, results, strict=True)]
     built = builder.build(outputs)
-    if any(built.lost) or built.program.batch_rank != program.batch_rank:
-        # No value depends on the elements along some axis any more, and results are to have it.
-        return program, tuple(range(len(names)))
-    return built.program, tuple(names[n] for n in built.inputs if n in names)
+    if built.program.batch_rank != program.batch_rank or any(
+        not program.batch[out.value] <= builder.batch(number) | set(out.batch)
+        for out, number in zip(program.outputs, results, strict=True)
+    ):
+        # Some value does not depend on all elements any more, and results count them.
+        return program, tuple(range(len(arguments)))
+    return built.program, tuple(arguments[n] for n in built.inputs if n in arguments)
 
 
-def _through_matrices(program: ElementProgram, operation: Contract, axes: _Axes) -> bool:
-    """Whether a field of several components goes through matrices that all elements share."""
+def _stays_whole(
+    program: ElementProgram, operation: Contract, axes: _Axes, whole: Mapping[int, int]
+) -> bool:
+    """Whether a field goes through a table that has all of its axes, or some of its components.
+
+    What has come through one is also put in another order as it is.
+    """
     batched = [(value, labels) for value, labels in operation.terms if program.batch[value]]
     if len(batched) != 1:
         return False
     ((value, labels),) = batched
-    summed = {axis for axis, label in enumerate(labels) if label not in operation.output}
-    return summed.isdisjoint(axes.components(value))
+    if len(operation.terms) == 1:
+        return value in whole and set(labels) == set(operation.output)
+    components = axes.components(value)
+    modes = [label for axis, label in enumerate(labels) if axis not in components]
+    summed = any(label not in operation.output for label in modes)
+    tabled = any(axes.components(x) for x, _ in operation.terms if x != value)
+    return summed and (len(modes) == 1 or tabled)
+
+
+def _components(builder: Builder, value: int, axes: Sequence[int]) -> int:
+    """The value as a stack of its components along these axes, the last first: views of it."""
+    tile = builder.tile(value)
+    strides = row_major(tile)
+    kept = [n for n in range(len(tile)) if n not in axes]
+    below, steps = tuple(tile[n] for n in kept), tuple(strides[n] for n in kept)
+
+    def stacked(offset: int, left: Sequence[int]) -> int:
+        if not left:
+            return builder.view(value, offset, steps, below)
+        axis, *others = left
+        parts = [stacked(offset + k * strides[axis], others) for k in range(tile[axis])]
+        return builder.stack(parts, axis)
+
+    return stacked(0, axes)
 
 
 def _copied(
-    builder: Builder,
-    operation: Contract | Map | View | Place | Gather,
-    whole: dict[int, int],
-    apart: dict[int, int],
+    builder: Builder, operation: Contract | Map | View | Place, numbers: Mapping[int, int]
 ) -> int:
-    if isinstance(operation, Contract):
-        terms = [(apart[x], labels) for x, labels in operation.terms]
-        return builder.contract(terms, operation.output, operation.extents)
-    if isinstance(operation, Map):
-        terms = [(apart[x], labels) for x, labels in operation.terms]
+    if isinstance(operation, Contract | Map):
+        terms = [(numbers[x], labels) for x, labels in operation.terms]
+        if isinstance(operation, Contract):
+            return builder.contract(terms, operation.output, operation.extents)
         function, output = operation.function, operation.output
         return builder.pointwise(function, terms, output, operation.extents)
     if isinstance(operation, View):
-        where = operation.offset, operation.strides, operation.tile
-        return builder.part(apart[operation.operand], *where)
-    if isinstance(operation, Place):
-        return builder.whole([(apart[x], *where) for x, *where in operation.pieces], operation.tile)  # type: ignore[misc]
-    return builder.copy(operation, whole)
+        value = numbers[operation.operand]
+        return builder.part(value, operation.offset, operation.strides, operation.tile)
+    pieces = [(numbers[x], offset, strides) for x, offset, strides in operation.pieces]
+    return builder.whole(pieces, operation.tile)

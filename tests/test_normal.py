@@ -1,0 +1,246 @@
+"""The normal form computes the same, and no more, whatever the spelling."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxmagma as jm
+from jaxmagma import reference
+from jaxmagma.builder import Builder, box_of, places
+from jaxmagma.normal import normal_form
+from jaxmagma.program import ElementProgram, Input, Map, Output, Place, View
+from tests.jaxprs import equations
+
+
+ELEMENTS, NODES, POINTS = 3, 3, 4
+RANDOM = np.random.default_rng(0)
+B, G = RANDOM.normal(size=(2, POINTS, NODES))
+TABLES = (G, B, B), (B, G, B), (B, B, G)
+U = RANDOM.normal(size=(ELEMENTS, NODES, NODES, NODES, 3))
+J = RANDOM.normal(size=(ELEMENTS, POINTS, POINTS, POINTS, 3, 3))
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
+
+def program_of(function: Callable[..., Any], *arrays: Any) -> ElementProgram:
+    """The one program of a fused function."""
+    closed = jax.make_jaxpr(jm.fuse(function))(*arrays)
+    (equation,) = (x for x in equations(closed) if x.primitive.name == "element_program")
+    program: ElementProgram = equation.params["program"]
+    return program
+
+
+def operations(program: ElementProgram) -> int:
+    return len(normal_form(program)[0].operations)
+
+
+def moves(program: ElementProgram) -> int:
+    """How many tiles of several components are put together."""
+    normal, _ = normal_form(program)
+    results = {out.value for out in normal.outputs}
+    made = enumerate(normal.operations, start=len(normal.inputs))
+    return sum(isinstance(x, Place) and number not in results for number, x in made)
+
+
+def check(program: ElementProgram, arrays: Any) -> None:
+    normal, kept = normal_form(program)
+    found = reference.evaluate(normal, *(arrays[n] for n in kept))
+    for x, y in zip(found, reference.evaluate(program, *arrays), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-11, atol=1e-12 * float(jnp.max(jnp.abs(y))))
+
+
+# ---- One mathematics, several spellings ----------------------------------------------------------
+
+
+def gradient(u: jax.Array) -> jax.Array:
+    return jnp.stack([jnp.einsum("xa,yb,zc,abcv->xyzv", *t, u) for t in TABLES], -1)
+
+
+def transposed(flux: Any) -> Any:
+    return sum(jnp.einsum("xa,yb,zc,xyzv->abcv", *t, flux[d]) for d, t in enumerate(TABLES))
+
+
+def arrays_last(u: Any, j: Any) -> Any:
+    g = gradient(u) @ j
+    s = g + jnp.swapaxes(g, -1, -2) + jnp.trace(g, axis1=-2, axis2=-1)[..., None, None] * jnp.eye(3)
+    k = s @ jnp.swapaxes(j, -1, -2)
+    return transposed([k[..., d] for d in range(3)])
+
+
+def of_a_point(u: Any, j: Any) -> Any:
+    def at_point(g: jax.Array, j: jax.Array) -> jax.Array:
+        g = g @ j
+        return (g + g.T + jnp.trace(g) * jnp.eye(3)) @ j.T
+
+    k = jax.vmap(jax.vmap(jax.vmap(at_point)))(gradient(u), j)
+    return transposed([k[..., d] for d in range(3)])
+
+
+def by_sums(u: Any, j: Any) -> Any:
+    g = jnp.sum(gradient(u)[..., :, :, None] * j[..., None, :, :], -2)
+    trace = jnp.einsum("...ii->...", g)
+    s = jnp.einsum("...ij->...ji", g) + g + jnp.einsum("...,ij->...ij", trace, jnp.eye(3))
+    k = jnp.einsum("...vf,...df->...vd", s, j)
+    return transposed([k[..., d] for d in range(3)])
+
+
+def energy(u: jax.Array, j: jax.Array) -> jax.Array:
+    g = jnp.einsum("...vd,...df->...vf", gradient(u), j)
+    strain = 0.5 * (g + jnp.swapaxes(g, -1, -2))
+    trace = jnp.trace(g, axis1=-2, axis2=-1)
+    return jnp.sum(strain**2) + 0.5 * jnp.sum(trace**2)
+
+
+SPELLINGS = {
+    "arrays": arrays_last,
+    "function of a point": of_a_point,
+    "sums": by_sums,
+    "gradient of an energy": jax.grad(energy),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_spellings_have_the_operations_of_the_best(spelling: str) -> None:
+    program = program_of(SPELLINGS[spelling], U, J)
+    check(program, (U, J))
+    assert operations(program) <= 1.15 * operations(program_of(arrays_last, U, J))
+    assert moves(program) == 0
+
+
+def determinant(f: jax.Array) -> jax.Array:
+    return jnp.einsum("...i,...i->...", f[..., 0, :], jnp.cross(f[..., 1, :], f[..., 2, :]))
+
+
+def neo_hookean(u: jax.Array, j: jax.Array) -> jax.Array:
+    f = 0.05 * gradient(u) @ j + jnp.eye(3)
+    log = jnp.log(determinant(f) ** 2)
+    return jnp.sum(0.5 * jnp.sum(f * f, (-1, -2)) - log + 0.5 * log**2)
+
+
+@pytest.mark.parametrize("order", ["residual", "tangent"])
+def test_derivatives_are_code_at_the_points(order: str) -> None:
+    """What a slice is differentiated to is no tile of zeros with a part that is not."""
+    residual = jax.grad(neo_hookean)
+    if order == "tangent":
+        program = program_of(
+            lambda u, v, j: jax.jvp(lambda u: residual(u, j), (u,), (v,))[1], U, U, J
+        )
+        check(program, (U, U, J))
+    else:
+        program = program_of(residual, U, J)
+        check(program, (U, J))
+    assert moves(program) == 0
+
+
+AXES = st.permutations(range(3))
+
+
+@settings(max_examples=15, deadline=None)
+@given(permutation=AXES, stack=st.booleans(), pieces=st.sampled_from(["list", "at", "concatenate"]))
+def test_random_rewrites(permutation: list[int], stack: bool, pieces: str) -> None:
+    """Components in any order in memory, put together in any way, are the same operations."""
+    rows = [permutation.index(n) for n in range(3)]
+
+    def rewritten(u: Any, j: Any) -> Any:
+        u = jnp.stack([u[..., n] for n in rows], -1) if stack else u[..., np.array(rows)]
+        g = gradient(u) @ j
+        parts = [[g[..., a, b] + g[..., b, a] for b in range(3)] for a in range(3)]
+        if pieces == "list":
+            s = jnp.stack([jnp.stack(row, -1) for row in parts], -2)
+        elif pieces == "concatenate":
+            s = jnp.concatenate([jnp.stack(row, -1)[..., None, :] for row in parts], -2)
+        else:
+            s = jnp.zeros_like(g)
+            for a in range(3):
+                for b in range(3):
+                    s = s.at[..., a, b].set(parts[a][b])
+        s = s + jnp.trace(g, axis1=-2, axis2=-1)[..., None, None] * jnp.eye(3)
+        k = s @ jnp.swapaxes(j, -1, -2)
+        return transposed([k[..., d] for d in range(3)])
+
+    u = U[..., permutation]
+    program = program_of(rewritten, u, J)
+    check(program, (u, J))
+    np.testing.assert_allclose(
+        jm.fuse(rewritten)(u, J), jm.fuse(arrays_last)(U, J), rtol=1e-11, atol=1e-11
+    )
+    assert operations(program) <= operations(program_of(arrays_last, U, J)) + 3
+    assert moves(program) == 0
+
+
+# ---- What it is made of --------------------------------------------------------------------------
+
+
+def flat(tile: tuple[int, ...]) -> np.ndarray:
+    return np.arange(int(np.prod(tile))).reshape(tile)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_boxes_are_parts(data: st.DataObject) -> None:
+    tile = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
+    part, dropped = flat(tile), []
+    for axis, extent in enumerate(tile):
+        first = data.draw(st.integers(0, extent - 1))
+        step = data.draw(st.sampled_from([1, 2, -1]))
+        count = data.draw(st.integers(1, len(range(first, extent if step > 0 else -1, step))))
+        part = np.take(part, [first + n * step for n in range(count)], axis)
+        if count == 1 and data.draw(st.booleans()):
+            dropped.append(axis)
+    part = part.squeeze(tuple(dropped))
+    part = part.transpose(data.draw(st.permutations(range(part.ndim))))
+    strides = tuple(
+        int(np.diff(part, axis=n).flat[0]) if extent > 1 else 0
+        for n, extent in enumerate(part.shape)
+    )
+    offset = int(part.flat[0])
+    np.testing.assert_array_equal(places(offset, strides, part.shape), part)
+    box = box_of(tile, offset, strides, part.shape)
+    assert box is not None
+    shown = flat(tile)[np.ix_(*([a + n * b for n in range(c)] for a, b, c, _ in box))]
+    order = [position for *_, position in box if position is not None]
+    kept = [n for n, (*_, position) in enumerate(box) if position is not None]
+    shown = shown.reshape([shown.shape[n] for n in kept]).transpose(np.argsort(order))
+    np.testing.assert_array_equal(shown.squeeze(), part.squeeze())
+
+
+def test_zeros_of_structure_go_and_zeros_among_values_stay() -> None:
+    builder = Builder(1)
+    x = builder.input(Input((0,), (3,), np.dtype(float)))
+    y = builder.input(Input((0,), (), np.dtype(float)))
+    padded = builder.place([(y, 1, ())], (3,))
+    product = builder.map("mul", padded, x)
+    program = builder.build([Output(product, (0,))]).program
+    assert operations(program) < len(program.operations) + 2
+    arrays = np.array([[np.inf, 2.0, np.nan]]), np.array([3.0])
+    normal, kept = normal_form(program)
+    (found,) = reference.evaluate(normal, *(arrays[n] for n in kept))
+    np.testing.assert_array_equal(found, [[0.0, 6.0, 0.0]])
+    # In a function of the user's zeros are values: infinities go through them.
+    f = lambda x, y: jnp.pad(y[None], (1, 1)) * x  # noqa: E731
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(jm.fuse(f)(*arrays), jax.vmap(f)(*arrays))
+
+
+def test_results_that_no_element_has_a_part_in_keep_their_axis() -> None:
+    function = lambda x: jnp.pad(x[:0], (0, 3))  # noqa: E731
+    np.testing.assert_array_equal(jm.fuse(function)(U[..., 0, 0, 0]), np.zeros((ELEMENTS, 3)))
+
+
+def test_is_its_own_normal_form() -> None:
+    for spelling in SPELLINGS.values():
+        normal, _ = normal_form(program_of(spelling, U, J))
+        again, kept = normal_form(normal)
+        assert again == normal and kept == tuple(range(len(normal.arguments)))
+
+
+def test_views_of_arguments_are_loads() -> None:
+    normal, _ = normal_form(program_of(arrays_last, U, J))
+    viewed = [x.operand for x in normal.operations if isinstance(x, View)]
+    assert viewed and not any(isinstance(normal.operations[0], Map) for _ in viewed[:1])
