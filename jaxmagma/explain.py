@@ -1,9 +1,11 @@
 """``jm.explain``: what would run, and why."""
 
 import functools
+import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
 import jax
@@ -21,7 +23,7 @@ from jaxmagma.lowering.parts import Division, Source
 from jaxmagma.normal import normal_form
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, plan
 from jaxmagma.primitive import program_p
-from jaxmagma.program import ElementProgram
+from jaxmagma.program import ElementProgram, View
 from jaxmagma.roofline import roofline
 
 
@@ -35,6 +37,8 @@ class Explanation:
       kernel: the kernel in words, or each of several; empty if there is none.
       elements: how often the program is repeated.
       order: the steps, in the order in which they are done.
+      summary: the same with long runs of operations at the points folded to their counts, which is
+        what ``print`` shows.
       tiles: the shape of every tile: operands first, then the result of every step.
       flops: floating-point operations, all elements together; a complex one counts as four.
       least_bytes: memory traffic if every operand is read and every result written once.
@@ -67,6 +71,7 @@ class Explanation:
     divided: str | None = None
     moved_bytes: int = 0
     between: tuple[str, ...] = ()
+    summary: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def fused(self) -> bool:
@@ -89,7 +94,7 @@ class Explanation:
         runs = f"one kernel: {self.kernel}" if self.fused else f"plain JAX: {self.reason}"
         lines = [f"on {self.platform}, {runs}", f"  {self.choice}"]
         lines += [f"  {self.elements:,} elements; each one"]
-        return lines + [f"    {step}" for step in self.order]
+        return lines + [f"    {step}" for step in self.summary]
 
     def _several(self) -> list[str]:
         lines = [f"on {self.platform}, {len(self.parts)} kernels: {self.divided}"]
@@ -97,21 +102,39 @@ class Explanation:
         for number, part in enumerate(self.parts, start=1):
             runs = part.kernel if part.fused else f"plain JAX: {part.reason}"
             lines += [f"  {number}. {runs}", f"    {part.choice}"]
-            lines += [f"    {step}" for step in part.order]
+            lines += [f"    {step}" for step in part.summary]
         lines += [f"  {x}" for x in self.between]
         return [*lines, f"  {self.moved_bytes:.4g} bytes for all kernels"]
 
 
 @overload
 def explain(
-    target: str, /, *args: Any, source: bool = ..., quiet: bool = ..., **options: Any
+    target: str,
+    /,
+    *args: Any,
+    source: bool = ...,
+    every_step: bool = ...,
+    quiet: bool = ...,
+    **options: Any,
 ) -> Explanation: ...
 @overload
 def explain(
-    target: Callable[..., Any], /, *args: Any, source: bool = ..., quiet: bool = ..., **options: Any
+    target: Callable[..., Any],
+    /,
+    *args: Any,
+    source: bool = ...,
+    every_step: bool = ...,
+    quiet: bool = ...,
+    **options: Any,
 ) -> tuple[Explanation, ...]: ...
 def explain(
-    target: Any, /, *args: Any, source: bool = False, quiet: bool = False, **options: Any
+    target: Any,
+    /,
+    *args: Any,
+    source: bool = False,
+    every_step: bool = False,
+    quiet: bool = False,
+    **options: Any,
 ) -> Explanation | tuple[Explanation, ...]:
     """Prints what ``jm.einsum`` or ``jm.fuse`` would run, and why; runs nothing of it.
 
@@ -122,6 +145,7 @@ def explain(
         array.  Numpy operands of a subscript are constants of the kernel, as they are when a jitted
         function closes over them.
       source: also print the source of a kernel that is compiled for this program.
+      every_step: print all operations at the points, not their counts.
       quiet: print nothing.
       **options: keyword arguments of the einsum or the function.
 
@@ -142,6 +166,8 @@ def explain(
     with jax.ensure_compile_time_eval():
         device = min(jnp.zeros(()).devices(), key=lambda x: x.id)
     found = _explain_function(*as_function(target, args, options), device)
+    if every_step:
+        found = tuple(map(_with_every_step, found))
     result: Any = found if callable(target) else found[0]
     if not quiet:
         print("\n\n".join(str(x) + (f"\n\n{x.source}" if source else "") for x in found))
@@ -226,7 +252,7 @@ def _explain_kernel(
         kernel.reason if isinstance(kernel, Declined) else None,
         "" if isinstance(kernel, Declined) else kernel.description,
         elements,
-        tuple(_sentences(done)),
+        tuple(sentence for _, sentence in _sentences(done)),
         tuple(tile.shape for tile in done.tiles),
         flops,
         least_bytes,
@@ -235,6 +261,7 @@ def _explain_kernel(
         "" if isinstance(kernel, Declined) else kernel.source,
         program,
         moved_bytes=least_bytes,
+        summary=tuple(_folded(done)),
     )
 
 
@@ -285,8 +312,33 @@ def _chosen(choice: Choice) -> str:
     return f"{choice} ({choice.origin})"
 
 
-def _sentences(planned: Plan) -> Iterator[str]:
-    """The plan in lines such as ``t3[5,4,4] = B0[5,4] t2[4,4,4], contracting 4``."""
+# A run of fewer operations at the points is told one by one.
+_FEW_OPERATIONS = 8
+
+
+def _with_every_step(explanation: Explanation) -> Explanation:
+    parts = tuple(map(_with_every_step, explanation.parts))
+    return replace(explanation, summary=explanation.order, parts=parts)
+
+
+def _folded(planned: Plan) -> Iterator[str]:
+    """The plan with runs of operations at the points as their counts."""
+    for at_points, run in itertools.groupby(_sentences(planned), lambda x: isinstance(x[0], str)):
+        lines = list(run)
+        if not at_points or len(lines) < _FEW_OPERATIONS:
+            yield from (sentence for _, sentence in lines)
+            continue
+        counts = Counter(name for name, _ in lines if name)
+        told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+        each = f"{counts.total()} operations at each point: {told}"
+        yield each if counts else f"{len(lines)} components are taken"
+
+
+def _sentences(planned: Plan) -> Iterator[tuple[str | None, str]]:
+    """The plan in lines such as ``t3[5,4,4] = B0[5,4] t2[4,4,4], contracting 4``.
+
+    With each the function that it applies point by point, "" where it takes a part of a value.
+    """
 
     def name(number: int) -> str:
         if number >= len(planned.program.inputs):
@@ -299,15 +351,17 @@ def _sentences(planned: Plan) -> Iterator[str]:
 
     for number, step in planned.numbered_steps():
         operands = ", ".join(name(x) for x in step.operands)
+        function = None
         if isinstance(step, Product):
             summed = math.prod(step.extents[x] for x in step.contracted)
             verb = f"contract over {summed}" if step.contracted else "multiply"
         elif isinstance(step, Rearrange):
             verb = "sum" if step.flops else "rearrange"
         elif isinstance(step, Pointwise):
-            verb = step.function
+            verb = function = step.function
         else:
             verb = type(step).__name__.lower()
-        yield f"{name(number)} = {verb}: {operands}"
+            function = "" if isinstance(step, View) else None
+        yield function, f"{name(number)} = {verb}: {operands}"
     for number in planned.results:
-        yield f"store {name(number)}"
+        yield None, f"store {name(number)}"

@@ -57,6 +57,21 @@ def test_fields() -> None:
     assert found.program.batch_extents([U.shape]) == (ELEMENTS,)
 
 
+def test_runs_at_the_points_are_counted() -> None:
+    def function(u: jax.Array) -> Any:
+        v = TABLE @ u
+        for n in range(20):
+            v = v * jnp.sin(v + float(n + 2))
+        return v
+
+    u = jax.ShapeDtypeStruct((ELEMENTS, 3), np.float64)
+    (told,) = explain(jm.fuse(function), u)
+    assert len(told.order) == 62 and len(told.summary) == 3
+    assert all(f"20 {x}" in str(told) for x in ("add", "mul", "sin")) and "60" in str(told)
+    (every,) = explain(jm.fuse(function), u, every_step=True)
+    assert every.summary == every.order == told.order and str(every).count("sin") == 20
+
+
 def test_order_is_that_of_the_plan() -> None:
     assert explain(INTERPOLATE, TABLE, TABLE, U).order == (
         "t2[4, 3] = contract over 3: constant 0[4, 3], operand 1[3, 3]",
