@@ -737,7 +737,7 @@ class Builder:
 
     def copy(self, operation: Operation, numbers: Mapping[int, int]) -> int:
         """Appends another program's operation, its operands renumbered."""
-        return self._append(_renumbered(operation, numbers))
+        return self._append(renumbered(operation, numbers))
 
     def _append(self, operation: Operation) -> int:
         key = _canonical(operation)
@@ -776,7 +776,7 @@ class Builder:
         carried = sorted({axis for operand in inputs for axis in operand.batch})
         axes = {old: new for new, old in enumerate(carried)}
         operations = [
-            _renumbered(value, numbers) for n in done if not isinstance(value := values[n], Input)
+            renumbered(value, numbers) for n in done if not isinstance(value := values[n], Input)
         ]
         if any(old != new for old, new in axes.items()):
             inputs = [replace(x, batch=tuple(axes[a] for a in x.batch)) for x in inputs]
@@ -883,7 +883,7 @@ def _exact(operation: Operation) -> Operation:
     return type(operation)(*(exact(getattr(operation, x.name)) for x in fields(operation)))
 
 
-def _renumbered(operation: Operation, numbers: Mapping[int, int]) -> Operation:
+def renumbered(operation: Operation, numbers: Mapping[int, int]) -> Operation:
     if isinstance(operation, Contract | Map):
         terms = tuple([(numbers[value], labels) for value, labels in operation.terms])
         if terms == operation.terms:
@@ -936,7 +936,7 @@ def without_tables(
     stripped = replace(
         program,
         inputs=tuple(program.inputs[n] for n in kept),
-        operations=tuple(_renumbered(x, numbers) for x in changed),
+        operations=tuple(renumbered(x, numbers) for x in changed),
         outputs=tuple(replace(x, value=numbers[x.value]) for x in program.outputs),
     )
     arguments = [n for n, operand in enumerate(program.inputs) if operand.constant is None]

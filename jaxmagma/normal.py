@@ -16,7 +16,15 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from jaxmagma.builder import MOST_COMPONENTS, Builder, Terms, box_of, row_major, without_tables
+from jaxmagma.builder import (
+    MOST_COMPONENTS,
+    Builder,
+    Terms,
+    box_of,
+    renumbered,
+    row_major,
+    without_tables,
+)
 from jaxmagma.memo import remembered
 from jaxmagma.program import (
     Contract,
@@ -184,7 +192,34 @@ def _rewritten(program: ElementProgram) -> tuple[ElementProgram, tuple[int, ...]
     ):
         # Some value does not depend on all elements any more, and results count them.
         return program, tuple(range(len(arguments)))
-    return built.program, tuple(arguments[n] for n in built.inputs if n in arguments)
+    kept = tuple(arguments[n] for n in built.inputs if n in arguments)
+    return _read_as_needed(built.program), kept
+
+
+def _read_as_needed(program: ElementProgram) -> ElementProgram:
+    """The same with each part of a value taken where it is first used."""
+    first = len(program.inputs)
+    order: dict[int, None] = {}
+
+    def add(number: int) -> None:
+        operation = program.operations[number - first]
+        for x in operation.operands:
+            if x >= first and x not in order:
+                add(x)
+        order[number] = None
+
+    for number, operation in enumerate(program.operations, start=first):
+        if not isinstance(operation, View):
+            add(number)
+    for out in program.outputs:
+        if out.value >= first and out.value not in order:
+            add(out.value)
+    numbers = {old: new for new, old in enumerate([*range(first), *order])}
+    return replace(
+        program,
+        operations=tuple(renumbered(program.operations[n - first], numbers) for n in order),
+        outputs=tuple(replace(x, value=numbers[x.value]) for x in program.outputs),
+    )
 
 
 def _stays_whole(
