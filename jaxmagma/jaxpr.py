@@ -310,6 +310,9 @@ def evaluated(equation: JaxprEqn, operands: Sequence[Any]) -> list[np.ndarray]:
     """The results of an equation of known operands; raises ``Unsupported``."""
     if not is_pure(equation):
         raise Unsupported(f"{equation.primitive.name} is not an operation of a kernel")
+    made = [aval(x) for x in equation.outvars]
+    if made and all(map(is_empty, made)):
+        return [np.zeros(x.shape, x.dtype) for x in made]
     inner = inner_jaxpr(equation)
     if inner is not None:
         return interpreted(inner, operands, evaluated)
@@ -403,7 +406,7 @@ class Reader:
             return self.jaxpr(inner, operands)
         if not any(isinstance(x, Tile) for x in operands):
             return list(evaluated(equation, operands))
-        if made and all(is_empty(x) for x in made):
+        if made and all(map(is_empty, made)):
             return [np.zeros(x.shape, x.dtype) for x in made]
         if name not in _NESTED:
             self.check_dtypes(equation)

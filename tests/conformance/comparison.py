@@ -159,6 +159,7 @@ OF_NO_VALUES = (
     "scatter_mul gradients are only implemented",
     "Differentiation rule for 'nextafter' not implemented",
     "does not accept dtype complex",
+    "callbacks do not support JVP",
     "Reverse-mode differentiation does not work for lax.while_loop",
 )
 
