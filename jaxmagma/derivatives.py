@@ -20,7 +20,7 @@ from jax.custom_derivatives import SymbolicZero
 from jaxmagma.conditions import Kind
 from jaxmagma.index import Gathered
 from jaxmagma.jaxpr import Unsupported
-from jaxmagma.lines import Lines, Variable, differentiated, inlined, variables
+from jaxmagma.lines import Line, Lines, Variable, differentiated, inlined, variables
 from jaxmagma.reverse import transposed_only
 
 
@@ -70,6 +70,12 @@ def _struct(operand: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(jnp.shape(own), own.dtype)
 
 
+def _read(lines: Sequence[Line], results: Sequence[Any]) -> list[Variable]:
+    """The variables that lines and results read."""
+    read = [*(x for line in lines for x in line.operands), *results]
+    return list(dict.fromkeys(variables(read)))
+
+
 @dataclass(frozen=True)
 class _Derivative:
     """The tangents of ``plain`` where the operands at ``moving`` have some."""
@@ -95,16 +101,27 @@ class _Derivative:
         # The linear part is given what has a rule; or, if that makes no program, all that it needs.
         ruled = [x for x in differentiated(needed, dots) if x.has_own_derivative]
         last = [x for x in needed if not linear.isdisjoint(x.results)]
-        read = [x for line in last for x in variables(line.operands)]
-        for some in ([x for line in ruled for x in line.results], read):
-            given = [x for x in dict.fromkeys([*some, *variables(dots)]) if x not in linear]
-            given = [x for x in given if x not in own]
-            rest = lines.part([*own, *given, *directions], dots)
+        cuts = [x for line in ruled for x in line.results], _read(last, [])
+        for some in cuts:
+            known = {*some, *variables(dots)}.difference(linear, own)
+            left = lines.computing(dots, [*own, *known])
+            given = [x for x in _read(left, dots) if x in known]
+            rest = Lines([*own, *given, *directions], left, dots)
             if self._is_single(rest, [*primals, *given, *along]):
                 break
-        values = self.evaluate(lines.part(own, [*results, *given]), primals)
-        count = len(results)
-        return values[:count], self.evaluate(rest, [*primals, *values[count:], *along])
+        # What is but an argument without its tangent is no result of a program.
+        stopped = {
+            line.results[0]: jax.tree.map(jax.lax.stop_gradient, primals[own.index(x)])
+            for line in ruled
+            if line.stops_gradient
+            for x in variables(line.operands)
+            if x in own
+        }
+        wanted = [*results, *(x for x in given if x not in stopped)]
+        values = self.evaluate(lines.part(own, wanted), primals)
+        others = iter(values[len(results) :])
+        first = [stopped[x] if x in stopped else next(others) for x in given]
+        return values[: len(results)], self.evaluate(rest, [*primals, *first, *along])
 
     def _at(self, values: Sequence[Any]) -> Function:
         """The function of what moves."""

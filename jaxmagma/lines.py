@@ -65,6 +65,10 @@ class Line(NamedTuple):
         return not self._names.isdisjoint(_OWN_DERIVATIVE)
 
     @property
+    def stops_gradient(self) -> bool:
+        return self.equation.primitive.name == "stop_gradient"
+
+    @property
     def is_reverse_only(self) -> bool:
         return _REVERSE_ONLY in self._names
 
