@@ -16,8 +16,8 @@ import numpy as np
 
 from jaxmagma.conditions import Kind
 from jaxmagma.fallback import PlainCall, tell
-from jaxmagma.index import GatherAxis, ScatterAxis
-from jaxmagma.segments import Gathered, run
+from jaxmagma.index import GatherAxis, Gathered, ScatterAxis
+from jaxmagma.segments import read, run
 
 
 def fuse(
@@ -244,7 +244,7 @@ def _element(
     ):
         # What is the same for all elements is known under vmap, which does not trace it.
         tell(PlainCall("it wants to know values while it is traced"))
-        args, kwargs = whole([x.read() if isinstance(x, Gathered) else x for x in operands])
+        args, kwargs = whole([read(x) if isinstance(x, Gathered) else x for x in operands])
         try:
             return fn(*args, **kwargs)
         except _WANTS_TO_KNOW as error:

@@ -85,6 +85,22 @@ class ScatterAxis:
         return f"scatter_add({_described(self.index)}, {self.size})"
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Gathered:
+    """The part of a vector that an element reads; ``tables`` are those of all elements."""
+
+    vector: jax.Array
+    index: jax.Array
+    tables: tuple[jax.Array, ...]
+    atomic: bool = field(metadata=_STATIC)
+
+    @property
+    def aval(self) -> jax.ShapeDtypeStruct:
+        shape = self.index.shape + jnp.shape(self.vector)[1:]
+        return jax.ShapeDtypeStruct(shape, jnp.result_type(self.vector))
+
+
 def gather(
     dofs: Any, size: int | None = None, *, mode: str | None = None, deterministic: bool = True
 ) -> GatherAxis:

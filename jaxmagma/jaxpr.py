@@ -224,7 +224,7 @@ _JIT = _call(
 )
 _REMAT = _call("jaxpr", "prevent_cse", "differentiated", "policy", "name", "concrete")
 _CALL = _call("call_jaxpr", "name")
-# Whoever differentiates a program knows the rules that came along: see `segments`.
+# Whoever differentiates a program knows the rules that came along: see `derivatives`.
 _CUSTOM_VJP = ("fwd_jaxpr_thunk", "bwd", "num_consts", "out_trees", "symbolic_zeros")
 _CALLS: dict[str, Rule] = {
     "jit": _JIT,

@@ -6,36 +6,35 @@ A condition that is the same for all elements is such an equation, with a progra
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.extend.core.primitives import convert_element_type_p
 
-from jaxmagma import conditions, primitive
+from jaxmagma import primitive
 from jaxmagma.builder import Builder
 from jaxmagma.capacity import can_be_constant, surely_fits, too_large, traced_once
 from jaxmagma.conditions import Kind
+from jaxmagma.derivatives import with_rules
 from jaxmagma.fallback import PlainCall, tell
+from jaxmagma.index import Gathered
 from jaxmagma.jaxpr import (
     Reader,
     Tile,
     Unsupported,
     applied,
     evaluated,
-    has_own_rule,
     inner_jaxpr,
-    interpreted,
     is_empty,
     is_extended,
-    nested,
 )
+from jaxmagma.lines import Line, Lines, Variable, differentiated, inlined
 from jaxmagma.normal import normal_form
 from jaxmagma.plan import one_by_one, plan
 from jaxmagma.program import Input, Output
@@ -43,168 +42,52 @@ from jaxmagma.program import Input, Output
 
 # The folders whose lines are not the user's.
 _LIBRARIES = tuple(str(Path(x).parent) + "/" for x in (jax.__file__, __file__))
-# Equations with a derivative that is not that of the operations they are read as: rules of the
-# user's own, reductions that share a derivative among equal values, and bounds that have none.
-_REVERSE_ONLY = {"custom_vjp_call", "custom_vjp_call_jaxpr"}
-_OWN_DERIVATIVE = _REVERSE_ONLY | {
-    "custom_jvp_call",
-    "stop_gradient",
-    "reduce_max",
-    "reduce_min",
-    "cummax",
-    "cummin",
-    "clamp",
-    "scatter-mul",
-    "scatter_mul",
-}
-
-
-@dataclass(frozen=True)
-class Gathered:
-    """The part of a vector that an element reads; ``tables`` are those of all elements."""
-
-    vector: jax.Array
-    index: jax.Array
-    tables: tuple[jax.Array, ...]
-    atomic: bool
-
-    @property
-    def aval(self) -> jax.ShapeDtypeStruct:
-        shape = self.index.shape + jnp.shape(self.vector)[1:]
-        return jax.ShapeDtypeStruct(shape, jnp.result_type(self.vector))
-
-    def read(self) -> jax.Array:
-        """It alone, as a program."""
-        reader = Reader(Builder(0), np.dtype(self.vector.dtype))
-        segment = _Segment(reader)
-        (result,) = segment.run([segment.gather(self)])
-        return result
-
 
 Operand = Any  # an array, or Gathered
-
-
-# ---- Rules of differentiation that the function brings along -----------------------------------
-
-
-def _names(equation: JaxprEqn) -> set[str]:
-    return {equation.primitive.name, *(x.primitive.name for x in nested(equation))}
-
-
-def _differentiated_plainly(
-    fused: Callable[..., Any],
-    plain: Callable[..., Any],
-    arrays: Sequence[jax.Array],
-    reverse_only: bool,
-) -> list[jax.Array]:
-    """A function as programs, and its derivatives, of every order, as JAX has them."""
-    if reverse_only:
-        # A function with a reverse rule has no derivative in forward mode.
-        function: Any = jax.custom_vjp(fused)
-        function.defvjp(
-            lambda *arrays: jax.vjp(plain, *arrays), lambda pull, cotangents: pull(list(cotangents))
-        )
-        return list(function(*arrays))
-    function = jax.custom_jvp(fused)
-
-    def derivative(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
-        # What has no tangent has none in the function, either: zero times infinity is no zero.
-        moving = [n for n, x in enumerate(tangents) if not isinstance(x, SymbolicZero)]
-
-        def of_moving(*values: Any) -> list[jax.Array]:
-            arrays = list(primals)
-            for n, value in zip(moving, values, strict=True):
-                arrays[n] = value
-            return plain(*arrays)
-
-        return jax.jvp(of_moving, [primals[n] for n in moving], [tangents[n] for n in moving])
-
-    function.defjvp(derivative, symbolic_zeros=True)
-    return list(function(*arrays))
-
-
-def _with_own_rule(
-    line: "_Line", operands: Sequence[jax.Array], inner: ClosedJaxpr
-) -> list[jax.Array]:
-    """The results of a call with a rule of its own, of which parts are programs."""
-    arrays = [n for n, x in enumerate(operands) if isinstance(x, jax.Array)]
-
-    def whole(values: Sequence[Any]) -> list[Any]:
-        found = list(operands)
-        for n, value in zip(arrays, values, strict=True):
-            found[n] = value
-        return found
-
-    return _differentiated_plainly(
-        lambda *xs: run(inner, whole(xs), line.kinds),
-        lambda *xs: applied(line.equation, whole(xs)),
-        [operands[n] for n in arrays],
-        reverse_only=not _names(line.equation).isdisjoint(_REVERSE_ONLY),
-    )
 
 
 # ---- Segments ------------------------------------------------------------------------------------
 
 
-class _Line(NamedTuple):
-    """An equation of a jaxpr whose calls are inlined: numbers of variables, or known values."""
-
-    equation: JaxprEqn
-    site: JaxprEqn  # the outermost call it stands in
-    operands: list[Any]
-    results: list["_Variable"]
-
-    @property
-    def kinds(self) -> list[Kind]:
-        return [_kind(x) for x in self.operands]
-
-
-@dataclass(frozen=True, eq=False)
-class _Variable:
-    aval: Any
-    kind: Kind
-
-
-def _kind(x: Any) -> Kind:
-    if isinstance(x, _Variable):
-        return x.kind
-    return Kind.UNSURE if isinstance(x, jax.Array) else Kind.KNOWN
-
-
-def _inlined(
-    closed: ClosedJaxpr, arguments: Sequence[Any], site: JaxprEqn | None = None
-) -> tuple[list[_Line], list[Any]]:
-    """The lines of a jaxpr and its results, which are variables or known values."""
-    lines: list[_Line] = []
-
-    def inline(equation: JaxprEqn, operands: list[Any]) -> list[Any]:
-        kinds = [_kind(x) for x in operands]
-        inner = None if has_own_rule(equation) else inner_jaxpr(equation)
-        if inner is None:
-            inner = conditions.selected(equation, kinds)
-        if inner is not None:
-            more, results = _inlined(inner, operands, site or equation)
-            lines.extend(more)
-        else:
-            kinds = conditions.results(equation, kinds)
-            results = [
-                _Variable(x.aval, kind) for x, kind in zip(equation.outvars, kinds, strict=True)
-            ]
-            lines.append(_Line(equation, site or equation, operands, results))
-        return results
-
-    return lines, interpreted(closed, arguments, inline)
-
-
 class _Segment:
     """A program in the making, the lines it is made of, and the arrays that are its arguments."""
 
-    def __init__(self, reader: Reader) -> None:
-        self.reader = reader
-        self.lines: list[tuple[_Line, list[Any]]] = []  # and what their operands are
-        self._inputs: dict[int, tuple[int, jax.Array]] = {}  # by the identity of the array
+    def __init__(self, dtype: np.dtype) -> None:
+        self.reader = Reader(Builder(0), dtype)
+        self._lines: list[tuple[Line, list[Any]]] = []  # and operands: known, or their numbers
+        self._operands: list[Operand] = []
+        self._kinds: list[Kind] = []
+        self._numbers: dict[int, int] = {}  # of the operands, by identity
+        self._inputs: dict[int, tuple[int, jax.Array]] = {}  # of the program, by identity
 
-    def input(self, array: jax.Array, index: bool = False) -> Tile:
+    def add(self, line: Line, operands: Sequence[Any]) -> list[Any]:
+        """The results of a line in the program; raises ``Unsupported``."""
+        read = [self.tile(x) for x in operands]
+        results = self.reader.equation(line.equation, read)
+        numbers = [
+            self._number(x, kind) if isinstance(x, jax.Array | Gathered) else x
+            for x, kind in zip(operands, line.kinds, strict=True)
+        ]
+        self._lines.append((line, numbers))
+        return list(results)
+
+    def tile(self, x: Any) -> Any:
+        """An operand as the reader wants it."""
+        if isinstance(x, Gathered):
+            vector, index = self._input(x.vector), self._input(x.index, index=True)
+            tables = [self._input(table, index=True) for table in x.tables]
+            return Tile(self.reader.builder.gather(vector, index, tables, x.atomic))
+        return Tile(self._input(x)) if isinstance(x, jax.Array) else x
+
+    def _number(self, operand: Operand, kind: Kind) -> "_Number":
+        number = self._numbers.setdefault(id(operand), len(self._operands))
+        if number == len(self._operands):
+            self._operands.append(operand)
+            self._kinds.append(kind)
+        self._kinds[number] = max(kind, self._kinds[number])
+        return _Number(number)
+
+    def _input(self, array: jax.Array, index: bool = False) -> int:
         if is_extended(array.dtype):
             raise Unsupported(f"an array of {array.dtype} in a program of {self.reader.dtype}")
         if id(array) not in self._inputs:
@@ -214,16 +97,9 @@ class _Segment:
                 raise Unsupported(f"an array of {dtype} in a program of {self.reader.dtype}")
             number = self.reader.builder.input(Input((), jnp.shape(array), own))
             self._inputs[id(array)] = number, array
-        return Tile(self._inputs[id(array)][0])
+        return self._inputs[id(array)][0]
 
-    def gather(self, x: Gathered) -> Tile:
-        vector, index = self.input(x.vector), self.input(x.index, index=True)
-        tables = [self.input(table, index=True).value for table in x.tables]
-        return Tile(self.reader.builder.gather(vector.value, index.value, tables, x.atomic))
-
-    def run(
-        self, results: Sequence[Tile], variables: Sequence["_Variable"] = ()
-    ) -> list[jax.Array]:
+    def run(self, results: Sequence[Tile], variables: Sequence[Variable] = ()) -> list[jax.Array]:
         """The values of some tiles, those of ``variables`` of the lines; raises ``TooLarge``."""
         if not results:
             return []
@@ -236,91 +112,111 @@ class _Segment:
             if reason:
                 raise TooLarge(reason)
         arrays = {number: array for number, array in self._inputs.values()}
-        wanted = [n for n in built.inputs if n in arrays]
+        arguments = [arrays[n] for n in built.inputs if n in arrays]
+        dtype = self.reader.dtype
 
         def fused(*arguments: jax.Array) -> list[jax.Array]:
-            typed = (x.astype(self.reader.dtype) if x.dtype == bool else x for x in arguments)
+            typed = (x.astype(dtype) if x.dtype == bool else x for x in arguments)
             found = dict(zip(values, primitive.apply(built.program, *typed), strict=True))
             return [found[x.value] for x in results]
 
-        arguments = [arrays[n] for n in wanted]
-        names = set().union(*(_names(line.equation) for line, _ in self.lines))
-        if names.isdisjoint(_OWN_DERIVATIVE):
+        ruled = differentiated([line for line, _ in self._lines], variables)
+        if not any(line.has_own_derivative for line in ruled):
             return fused(*arguments)
-        # The derivative is JAX's, of all that the lines compute with.
-        others = [array for number, array in arrays.items() if number not in wanted]
-        count = len(arguments)
+        numbers = {id(x): n for n, x in enumerate(jax.tree.leaves(self._operands))}
+        wanted = [numbers[id(x)] for x in arguments]
+        plain = self._plain(variables)
 
-        def plain(*arrays: jax.Array) -> list[jax.Array]:
-            known = {id(old): new for old, new in zip([*arguments, *others], arrays, strict=True)}
-            found = self.plain(known)
-            return [jnp.asarray(found[x], self.reader.dtype) for x in variables]
+        def fused_of(*operands: Operand) -> list[jax.Array]:
+            leaves = jax.tree.leaves(operands)
+            return fused(*(leaves[n] for n in wanted))
 
-        return _differentiated_plainly(
-            lambda *arrays: fused(*arrays[:count]),
-            plain,
-            [*arguments, *others],
-            reverse_only=not names.isdisjoint(_REVERSE_ONLY),
+        return with_rules(
+            fused_of,
+            lambda *values: [jnp.asarray(x, dtype) for x in plain(*values)],
+            self._operands,
+            self._kinds,
+            evaluate,
         )
 
-    def plain(self, arrays: Mapping[int, jax.Array]) -> dict["_Variable", jax.Array]:
-        """What the lines compute, in plain JAX, of ``arrays`` in place of those they are named by.
+    def plain(self, variables: Sequence[Variable]) -> list[jax.Array]:
+        """The values of variables of the lines, by plain JAX."""
+        return self._plain(variables)(*_arrays(self._operands))
 
-        An array's name is its identity.
-        """
-        found: dict[_Variable, jax.Array] = {}
+    def _plain(self, variables: Sequence[Variable]) -> Callable[..., list[jax.Array]]:
+        """The same as a function of the values of the operands."""
+        lines = self._lines
 
-        def replaced(x: Any) -> Any:
-            return arrays.get(id(x), x)
+        def function(*values: jax.Array) -> list[jax.Array]:
+            found: dict[Any, jax.Array] = {}
+            for line, operands in lines:
+                given = [
+                    found[x]
+                    if isinstance(own, Tile)
+                    else values[own.number]
+                    if isinstance(own, _Number)
+                    else own
+                    for x, own in zip(line.operands, operands, strict=True)
+                ]
+                found.update(zip(line.results, applied(line.equation, given), strict=True))
+            return [found[x] for x in variables]
 
-        def array(x: Any, own: Any) -> Any:
-            if isinstance(own, Tile):
-                return found[x]
-            if isinstance(own, Gathered):
-                tables = tuple(map(replaced, own.tables))
-                vector, index = replaced(own.vector), replaced(own.index)
-                return replace(own, vector=vector, index=index, tables=tables).read()
-            return replaced(own)
+        return function
 
-        for line, operands in self.lines:
-            values = [array(*x) for x in zip(line.operands, operands, strict=True)]
-            found.update(zip(line.results, applied(line.equation, values), strict=True))
-        return found
+
+@dataclass(frozen=True)
+class _Number:
+    """Of an operand of a segment."""
+
+    number: int
 
 
 class TooLarge(Exception):
     """Why a program is none."""
 
 
+def read(x: Gathered) -> jax.Array:
+    """What an element gathers, by a program of its own."""
+    segment = _Segment(np.dtype(x.vector.dtype))
+    (result,) = segment.run([segment.tile(x)])
+    return result
+
+
 def _arrays(operands: Sequence[Operand]) -> list[jax.Array]:
-    return [x.read() if isinstance(x, Gathered) else x for x in operands]
-
-
-def _plain(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.Array]:
-    results = jaxpr_as_fun(closed)(*_arrays(operands))
-    return [_typed(x, own) for x, own in zip(results, closed.out_avals, strict=True)]
+    return [read(x) if isinstance(x, Gathered) else x for x in operands]
 
 
 def run(closed: ClosedJaxpr, operands: Sequence[Operand], kinds: Sequence[Kind]) -> list[jax.Array]:
     """The results of a jaxpr of one element; ``kinds`` are those of the operands."""
-    parameters = [_Variable(*x) for x in zip(closed.in_avals, kinds, strict=True)]
-    lines, results = _inlined(closed, parameters)
-    dtype = _dtype(lines, closed)
-    if dtype is None:
+    lines = inlined(closed, kinds)
+    if _dtype(lines) is None:
         tell(PlainCall("it computes with no floating-point numbers"))
-        return _plain(closed, operands)
-    last_use = {x: n for n, line in enumerate(lines) for x in line.operands if _is_variable(x)}
-    last_use.update((x, len(lines)) for x in results if _is_variable(x))
+        results = jaxpr_as_fun(closed)(*_arrays(operands))
+        return [_typed(x, own) for x, own in zip(results, closed.out_avals, strict=True)]
+    results = evaluate(lines, operands)
+    return [
+        array if isinstance(x, Variable) else _typed(array, own)
+        for x, array, own in zip(lines.results, results, closed.out_avals, strict=True)
+    ]
+
+
+def evaluate(lines: Lines, operands: Sequence[Operand], single: bool = False) -> list[jax.Array]:
+    """The results of lines, as one program if ``single``; where that is none, ``Unsupported``."""
+    dtype = _dtype(lines)
+    last_use = {
+        x: n for n, line in enumerate(lines.lines) for x in line.operands if isinstance(x, Variable)
+    }
+    last_use.update((x, len(lines.lines)) for x in lines.results if isinstance(x, Variable))
     # What is known of each variable: a tile of the segment, an array, a known array, or Gathered.
-    values: dict[_Variable, Any] = dict(zip(parameters, operands, strict=True))
+    values: dict[Variable, Any] = dict(zip(lines.parameters, operands, strict=True))
     unknown = (Tile, Gathered, jax.Array)
-    segment = _Segment(Reader(Builder(0), dtype))
-    constants: set[_Variable] = set()  # that programs have computed of constants alone
-    mapped = next((x for x, kind in zip(operands, kinds, strict=True) if kind == Kind.MAPPED), None)
+    segment = _Segment(dtype)
+    constants: set[Variable] = set()  # that programs have computed of constants alone
+    mapped = [values[x] for x in lines.parameters if x.kind == Kind.MAPPED][:1]
     baked = traced_once()
 
     def value(x: Any) -> Any:
-        found = values[x] if _is_variable(x) else x
+        found = values[x] if isinstance(x, Variable) else x
         if isinstance(found, Tile | Gathered):
             return found
         if not isinstance(found, jax.Array):
@@ -332,54 +228,47 @@ def run(closed: ClosedJaxpr, operands: Sequence[Operand], kinds: Sequence[Kind])
 
     def of_each(x: Any, array: Any) -> Any:
         """An array as one of each element, if vmap has it so; it may be known all the same."""
-        if not _is_variable(x) or x.kind != Kind.MAPPED or mapped is None:
+        if not isinstance(x, Variable) or x.kind != Kind.MAPPED or not mapped:
             return array
         known = not isinstance(array, jax.Array) or x in constants
-        return _as_mapped(array, *_arrays([mapped])) if known else array
-
-    def read(x: Any) -> Any:
-        """An operand as the reader wants it."""
-        if isinstance(x, Tile):
-            return x
-        if isinstance(x, Gathered):
-            return segment.gather(x)
-        return segment.input(x) if isinstance(x, jax.Array) else x
+        return _as_mapped(array, *_arrays(mapped)) if known else array
 
     def finish(line: int) -> None:
         """Ends the segment before a line: what is needed from there on becomes arrays."""
         nonlocal segment
-        live = [
-            (x, tile)
+        tiles = {
+            x: tile
             for x, tile in values.items()
             if isinstance(tile, Tile) and last_use.get(x, -1) >= line
-        ]
+        }
         try:
-            arrays = segment.run([tile for _, tile in live], [x for x, _ in live])
+            arrays = segment.run(list(tiles.values()), list(tiles))
         except TooLarge as reason:
+            if single:
+                raise Unsupported(str(reason)) from None
             tell(PlainCall(str(reason)))
-            values.update(segment.plain({}))
+            values.update(zip(tiles, segment.plain(list(tiles)), strict=True))
         else:
-            for (x, tile), array in zip(live, arrays, strict=True):
+            for (x, tile), array in zip(tiles.items(), arrays, strict=True):
                 values[x] = _as_dtype(array, x.aval.dtype)
                 if segment.reader.builder.is_known(tile.value):
                     constants.add(x)
-        segment = _Segment(Reader(Builder(0), dtype))
+        segment = _Segment(dtype)
 
-    for number, line in enumerate(lines):
+    for number, line in enumerate(lines.lines):
         found = [value(x) for x in line.operands]
         try:
             if any(isinstance(x, unknown) for x in found):
-                made: Sequence[Any] = segment.reader.equation(
-                    line.equation, [read(x) for x in found]
-                )
-                segment.lines.append((line, found))
+                made: Sequence[Any] = segment.add(line, found)
             else:
                 made = evaluated(line.equation, found)
         except Unsupported as reason:
-            moves = all(_is_integer(x) for x in found)
+            moves, ends = all(map(_is_integer, found)), any(isinstance(x, Tile) for x in found)
+            if single and (ends or not moves):
+                raise
             if not moves:
                 tell(PlainCall(f"{_place(line)}: {reason}"))
-            if any(isinstance(x, Tile) for x in found):
+            if ends:
                 finish(number)
             arrays = _arrays([value(x) for x in line.operands])
             if line.equation.effects:  # they happen once for each element
@@ -387,19 +276,19 @@ def run(closed: ClosedJaxpr, operands: Sequence[Operand], kinds: Sequence[Kind])
             made = _applied(line, arrays)
         values.update(zip(line.results, made, strict=True))
 
-    finish(len(lines))
-    arrays = _arrays([value(x) for x in results])
-    arrays = [of_each(*x) for x in zip(results, arrays, strict=True)]
-    avals = [
-        x.aval if _is_variable(x) else own for x, own in zip(results, closed.out_avals, strict=True)
+    finish(len(lines.lines))
+    arrays = _arrays([value(x) for x in lines.results])
+    arrays = [of_each(*x) for x in zip(lines.results, arrays, strict=True)]
+    return [
+        _typed(array, x.aval) if isinstance(x, Variable) else jnp.asarray(array)
+        for x, array in zip(lines.results, arrays, strict=True)
     ]
-    return [_typed(x, own) for x, own in zip(arrays, avals, strict=True)]
 
 
 # ---- What is no operation of a program -----------------------------------------------------------
 
 
-def _applied(line: _Line, operands: Sequence[Any]) -> list[jax.Array]:
+def _applied(line: Line, operands: Sequence[Any]) -> list[jax.Array]:
     """The results of a line by plain JAX, with programs in the branches and calls in it."""
     equation = line.equation
     if equation.primitive.name == "cond" and set(equation.params) == {"branches"}:
@@ -410,7 +299,25 @@ def _applied(line: _Line, operands: Sequence[Any]) -> list[jax.Array]:
     return applied(equation, operands)
 
 
-def _branched(line: _Line, which: Any, *operands: Any) -> list[jax.Array]:
+def _with_own_rule(line: Line, operands: Sequence[Any], inner: ClosedJaxpr) -> list[jax.Array]:
+    """The results of a call with a rule of its own, of which parts are programs."""
+    arrays = [n for n, x in enumerate(operands) if isinstance(x, jax.Array)]
+    others = {n: x for n, x in enumerate(operands) if n not in arrays}
+
+    def whole(values: Sequence[Any]) -> list[Any]:
+        found = others | dict(zip(arrays, values, strict=True))
+        return [found[n] for n in range(len(operands))]
+
+    return with_rules(
+        lambda *xs: run(inner, whole(xs), line.kinds),
+        lambda *xs: applied(line.equation, whole(xs)),
+        [operands[n] for n in arrays],
+        [line.kinds[n] for n in arrays],
+        evaluate,
+    )
+
+
+def _branched(line: Line, which: Any, *operands: Any) -> list[jax.Array]:
     branches = [
         functools.partial(run, branch, kinds=line.kinds[1:])
         for branch in line.equation.params["branches"]
@@ -420,18 +327,15 @@ def _branched(line: _Line, which: Any, *operands: Any) -> list[jax.Array]:
     return list(jax.lax.switch(which, [lambda *xs, f=f: f(xs) for f in branches], *operands))
 
 
-def _is_variable(x: Any) -> bool:
-    return isinstance(x, _Variable)
-
-
 def _is_integer(x: Any) -> bool:
     known = isinstance(x, jax.Array | np.ndarray)
     return known and (x.dtype == bool or jnp.issubdtype(x.dtype, jnp.integer))
 
 
-def _dtype(lines: Sequence[_Line], closed: ClosedJaxpr) -> np.dtype | None:
-    """The dtype that most results have."""
-    avals = [x.aval for line in lines for x in line.results] + [*closed.in_avals]
+def _dtype(lines: Lines) -> Any:
+    """The dtype that most results have; None if they are no floating-point numbers."""
+    avals = [x.aval for line in lines.lines for x in line.results]
+    avals += [x.aval for x in lines.parameters]
     counts: dict[np.dtype, int] = {}
     for aval in avals:
         dtype = getattr(aval, "dtype", np.int32)
@@ -469,7 +373,7 @@ def _as_mapped(known: Any, mapped: jax.Array) -> jax.Array:
     return jax.lax.select(jnp.any(mapped != 0), jnp.asarray(known), jnp.asarray(known))
 
 
-def _place(line: _Line) -> str:
+def _place(line: Line) -> str:
     """Where in the user's source an equation comes from."""
     traceback: Any = line.site.source_info.traceback
     for frame in traceback.frames if traceback else ():
