@@ -116,6 +116,26 @@ class Builder:
         read = (self._values[n] for n in _needed(self._values[: value + 1], {value}))
         return all(x.constant is not None for x in read if isinstance(x, Input))
 
+    def known(self, value: int) -> np.ndarray | None:
+        """The array that a value is, if that is a constant, or one that is repeated."""
+        operation = self._values[value]
+        if isinstance(operation, Input):
+            return None if operation.constant is None else operation.constant.array
+        if not isinstance(operation, Contract) or not _only_relabels(operation):
+            return None
+        ((operand, labels),) = operation.terms
+        array = self.known(operand)
+        if array is None:
+            return None
+        order = [labels.index(x) for x in operation.output if x in labels]
+        missing = [n for n, x in enumerate(operation.output) if x not in labels]
+        return np.broadcast_to(np.expand_dims(array.transpose(order), missing), operation.tile)
+
+    def stacked(self, value: int) -> int | None:
+        """The axis along which a value is a stack, if it is one."""
+        stack = self._known[value].stack
+        return None if stack is None else stack[0]
+
     # ---- Inputs ----------------------------------------------------------------------------------
 
     def input(self, operand: Input) -> int:

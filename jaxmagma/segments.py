@@ -43,7 +43,8 @@ from jaxmagma.program import Input, Output
 # The folders whose lines are not the user's.
 _LIBRARIES = tuple(str(Path(x).parent) + "/" for x in (jax.__file__, __file__))
 # Equations with a derivative that is not that of the operations they are read as: rules of the
-# user's own, reductions that share a derivative among equal values, and bounds that have none.
+# user's own, reductions that share a derivative among equal values, bounds that have none, and
+# factorisations by iteration or of matrices of which one triangle is read.
 _REVERSE_ONLY = {"custom_vjp_call", "custom_vjp_call_jaxpr"}
 _OWN_DERIVATIVE = _REVERSE_ONLY | {
     "custom_jvp_call",
@@ -55,6 +56,11 @@ _OWN_DERIVATIVE = _REVERSE_ONLY | {
     "clamp",
     "scatter-mul",
     "scatter_mul",
+    "cholesky",
+    "custom_linear_solve",
+    "eigh",
+    "qr",
+    "svd",
 }
 
 
