@@ -133,3 +133,17 @@ def bounds(
     """The bounds of the integers that an operation makes, or None if none are known."""
     rule = _RULES.get(name)
     return None if rule is None else rule(parameters, shape, operands)
+
+
+def decided(name: str, left: Bounds, right: Bounds) -> bool | None:
+    """What a comparison gives whatever the integers are, or None if that depends on them."""
+    if name in ("gt", "le"):
+        # The other way round.
+        found = decided("lt" if name == "gt" else "ge", right, left)
+        return found
+    if name in ("eq", "ne"):
+        apart = left[1] < right[0] or right[1] < left[0]
+        return name == "ne" if apart else None
+    if name not in ("lt", "ge") or (right[0] <= left[1] and left[0] < right[1]):
+        return None
+    return (left[1] < right[0]) == (name == "lt")

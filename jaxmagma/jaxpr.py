@@ -406,7 +406,8 @@ class Reader:
                 own = [self.index(x, axis, n) if self.shape(x) else x for x, n in pairs]
                 parts.append(self.emit(function, *own))
             return self.stack(parts, axis)
-        if function == "select" and (chosen := self._chosen(*operands)) is not None:
+        chosen = self._chosen(function, operands)
+        if chosen is not None:
             return self.spread(chosen, tile)
         labels = letters(len(tile))
         sizes = dict(zip(labels, tile, strict=True))
@@ -451,12 +452,21 @@ class Reader:
                     return axis
         return None
 
-    def _chosen(self, which: Read, *cases: Read) -> Read | None:
-        """The case that is selected whatever comes, if that is known."""
-        if not isinstance(which, Tile):
-            return cases[int(which != 0)] if np.ndim(which) == 0 else None
-        known = {np.asarray(x, self.dtype).tobytes() for x in cases if not isinstance(x, Tile)}
-        alike = len(known) == 1 and not any(isinstance(x, Tile) or np.ndim(x) for x in cases)
+    def _chosen(self, function: str, operands: Sequence[Read]) -> Read | None:
+        """The operand that is the result whatever the others are, if it is known to be."""
+        known = [not isinstance(x, Tile) and np.ndim(x) == 0 for x in operands]
+        if function in ("and", "or") and any(known):
+            n = known.index(True)
+            decides = bool(operands[n]) == (function == "or")
+            return operands[n if decides else 1 - n]
+        if function != "select":
+            return None
+        which, *cases = operands
+        if known[0]:
+            return cases[int(which != 0)]
+        alike = (
+            len({np.asarray(x, self.dtype).tobytes() for x in cases}) == 1 if all(known[1:]) else 0
+        )
         return cases[0] if alike else None
 
     def equation(self, equation: JaxprEqn, operands: Sequence[Any]) -> list[Read]:
@@ -473,6 +483,9 @@ class Reader:
         if made and all(is_empty(x) for x in made):
             return [np.zeros(x.shape, x.dtype) for x in made]
         limits = None if name in _NESTED else self.check_dtypes(equation, operands)
+        decided = self._decided(equation, operands)
+        if decided is not None:
+            return [np.full(made[0].shape, decided)]
         found = pointwise(equation, self.emit, operands)
         if found is None:
             rule = RULES.get(name)
@@ -518,6 +531,17 @@ class Reader:
         if found is None or not all(integers.are_exact(found, x, self.dtype) for x in whole):
             raise Unsupported(f"{name} computes with {whole[0]}")
         return found
+
+    def _decided(self, equation: JaxprEqn, operands: Sequence[Read]) -> bool | None:
+        """What a comparison of integers gives, if their bounds tell, as of places that wrap."""
+        if len(operands) != 2 or not jnp.issubdtype(aval(equation.invars[0]).dtype, jnp.integer):
+            return None
+        left, right = (
+            self.bounds(x, aval(y).dtype) for x, y in zip(operands, equation.invars, strict=True)
+        )
+        if left is None or right is None:
+            return None
+        return integers.decided(equation.primitive.name, left, right)
 
     def bounds_of(self, equation: JaxprEqn, operands: Sequence[Read]) -> integers.Bounds | None:
         """How large the integers are that an equation makes, if that is known."""

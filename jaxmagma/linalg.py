@@ -220,11 +220,10 @@ def _scale(largest: Number, dtype: np.dtype) -> tuple[Number, Number]:
 
     Those of numbers that matter beside the largest do not vanish, either.
     """
-    bits, range_bits = np.finfo(dtype).nmant, int(np.finfo(dtype).maxexp)
-    high, low = 2.0 ** (0.45 * range_bits), 2.0 ** (bits + 6 - 0.45 * range_bits)
-    up = 2.0 ** (3 * range_bits // 4)
-    down = 2.0 ** -(5 * range_bits // 8)
-    is_large, is_small = largest > high, largest < low
+    high = int(np.finfo(dtype).maxexp) * 9 // 20
+    low = int(np.finfo(dtype).nmant) + 6 - high
+    up, down = 2.0 ** (high - low), 2.0 ** -(high * 5 // 4)
+    is_large, is_small = largest > 2.0**high, largest < 2.0**low
     scale = is_large.choose(down, is_small.choose(up, 1.0))
     return scale, is_large.choose(1 / down, is_small.choose(1 / up, 1.0))
 
@@ -292,8 +291,7 @@ def _sweeps(count: int, dtype: np.dtype) -> int:
 def _rotation(left: Number, middle: Number, right: Number) -> tuple[Number, Number, Number]:
     """Tangent, cosine and sine that make a symmetric matrix diagonal (Golub & Van Loan 8.5.1)."""
     done = middle.equals(0.0)
-    twice = middle + middle
-    cotangent = (right - left) / done.choose(1.0, twice)
+    cotangent = (right - left) / (middle + middle)
     size = abs(cotangent)
     root = (cotangent * cotangent + 1.0).sqrt()
     tangent = done.choose(0.0, (cotangent < 0.0).choose(-1.0, 1.0) / (size + root))
