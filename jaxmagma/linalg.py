@@ -3,7 +3,8 @@
 A matrix is an array of :class:`Number`, each of which stands for one component at every point, so
 its loops and tests must not depend on values: rows are exchanged by selecting, and iterations have
 as many steps as the worst matrix needs.  What is wanted is what LAPACK computes: the same pivots,
-the same signs where it defines them, NaN where it reports a failure, and errors as small.
+the same signs where it defines them, NaN where it reports a failure, and errors as small.  NaN and
+infinite numbers spread at least as far.
 """
 
 from collections.abc import Callable, Sequence
@@ -306,11 +307,6 @@ def _rotated(matrix: Matrix, p: int, q: int, cosine: Number, sine: Number) -> No
     matrix[:, q] = x * sine + y * cosine
 
 
-def _poison(a: Matrix) -> Number:
-    """Zero, or NaN where a number is NaN or infinite: LAPACK finds nothing then."""
-    return _total([x - x for x in a.reshape(-1)])
-
-
 def _sorted(keys: Vector, columns: Sequence[Matrix], descending: bool) -> None:
     """Puts keys in order, and columns of matrices along with them."""
     count = len(keys)
@@ -330,7 +326,6 @@ def eigh(a: Matrix, lower: bool, dtype: np.dtype) -> tuple[Matrix, Vector]:
     """
     count = len(a)
     a = a.copy() if lower else a.T.copy()
-    read = a[np.tril_indices(count)]
     v = _known(a[0, 0], np.eye(count))
     for sweep in range(_sweeps(count, dtype) if count > 2 else 1):
         for number, (p, q) in enumerate(_rounds(count)):
@@ -350,8 +345,7 @@ def eigh(a: Matrix, lower: bool, dtype: np.dtype) -> tuple[Matrix, Vector]:
                 _rotated(v, p, q, cosine, sine)
     values = np.array([a[n, n] for n in range(count)], object)
     _sorted(values, [v], descending=False)
-    poison = _poison(read)
-    return v + poison, values + poison
+    return v, values
 
 
 def svd(a: Matrix, vectors: bool, full: bool, dtype: np.dtype) -> tuple[Matrix, Vector, Matrix]:
@@ -377,12 +371,11 @@ def svd(a: Matrix, vectors: bool, full: bool, dtype: np.dtype) -> tuple[Matrix, 
                 v[p, p], v[p, q], v[q, p], v[q, q] = cosine, sine, -sine, cosine
             else:
                 _rotated(v, p, q, cosine, sine)
-    poison = _poison(a)
     squares = np.array([_total(w[:, n] * w[:, n]) for n in range(columns)], object)
     if not vectors:
         _sorted(squares, [], descending=True)
         values = np.array([x.sqrt() * back for x in squares], object)
-        return a, values + poison, a
+        return a, values, a
     _sorted(squares, [w, v], descending=True)
     u, r = qr(w, full, dtype)
     values = np.array([r[n, n] for n in range(columns)], object)
@@ -392,4 +385,4 @@ def svd(a: Matrix, vectors: bool, full: bool, dtype: np.dtype) -> tuple[Matrix, 
     # Equal values may differ by rounding now.
     for n in range(1, columns):
         values[n] = (values[n] > values[n - 1]).choose(values[n - 1], values[n])
-    return u + poison, values + poison, v.T + poison
+    return u, values, v.T
