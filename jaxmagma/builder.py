@@ -133,6 +133,26 @@ class Builder:
         read = (self._values[n] for n in _needed(self._values[: value + 1], {value}))
         return all(x.constant is not None for x in read if isinstance(x, Input))
 
+    def known(self, value: int) -> np.ndarray | None:
+        """The array that a value is, if that is a constant, or one that is repeated."""
+        operation = self._values[value]
+        if isinstance(operation, Input):
+            return None if operation.constant is None else operation.constant.array
+        if not isinstance(operation, Contract) or not _only_relabels(operation):
+            return None
+        ((operand, labels),) = operation.terms
+        array = self.known(operand)
+        if array is None:
+            return None
+        order = [labels.index(x) for x in operation.output if x in labels]
+        missing = [n for n, x in enumerate(operation.output) if x not in labels]
+        return np.broadcast_to(np.expand_dims(array.transpose(order), missing), operation.tile)
+
+    def stacked(self, value: int) -> int | None:
+        """The axis along which a value is a stack, if it is one."""
+        stack = self._known[value].stack
+        return None if stack is None else stack[0]
+
     # ---- Inputs ----------------------------------------------------------------------------------
 
     def input(self, operand: Input) -> int:
@@ -594,7 +614,7 @@ class Builder:
     ) -> int | None:
         """What a function of such operands is, if no operation or a simpler one is enough."""
         for position, (value, labels) in enumerate(terms):
-            known = self._constant(value)
+            known = self.known(value)
             if known is not None and known.size > 1 and (known == known.flat[0]).all():
                 terms[position] = self.constant(known.flat[0]), labels[:0]
         chosen = _SIMPLER[function](self, terms) if function in _SIMPLER else None
@@ -613,11 +633,6 @@ class Builder:
     def _batches(self, terms: Terms) -> frozenset[int]:
         return frozenset().union(*(self.batch(x) for x, _ in terms))
 
-    def _constant(self, value: int) -> np.ndarray | None:
-        operation = self._values[value]
-        known = operation.constant if isinstance(operation, Input) else None
-        return None if known is None else known.array
-
     def _scaled(self, term: tuple[int, str]) -> tuple[np.ndarray, tuple[int, str]] | None:
         """The factor and the rest, if a value is something times a known number."""
         value, labels = term
@@ -625,7 +640,7 @@ class Builder:
         if not isinstance(operation, Map) or operation.function != "mul":
             return None
         for (number, _), (x, own) in (operation.terms, operation.terms[::-1]):
-            factor = self._constant(number)
+            factor = self.known(number)
             if factor is not None and not factor.shape and len(own) == len(labels):
                 names = dict(zip(operation.output, labels, strict=True))
                 return factor, (x, "".join(names[y] for y in own))
@@ -650,7 +665,7 @@ class Builder:
 
     def _simpler_product(self, terms: Terms) -> Simpler:
         for one, other in (terms, terms[::-1]):
-            number = self._constant(one[0])
+            number = self.known(one[0])
             if one[0] in self._zeros:
                 return ZERO
             if number is None or number.shape:
@@ -673,14 +688,14 @@ class Builder:
         return (None, [left]) if self._is_all(right[0], 1) else None
 
     def _simpler_choice(self, terms: Terms) -> Simpler:
-        which = self._constant(terms[0][0])
+        which = self.known(terms[0][0])
         if which is None or which.shape:
             return None
         return None, [terms[2] if which else terms[1]]
 
     def _is_all(self, value: int, number: int) -> bool:
         """Whether a value is a constant, all of whose entries are that number."""
-        known = self._constant(value)
+        known = self.known(value)
         return known is not None and bool((known == number).all())
 
     def _relabelled(self, terms: Terms, output: str) -> list[tuple[int, str]]:

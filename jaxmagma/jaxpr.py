@@ -21,8 +21,9 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 from jax.lax import GatherScatterMode, Precision, RoundingMethod
 
+from jaxmagma import integers, linalg
 from jaxmagma.builder import MOST_COMPONENTS, Builder, letters, row_major
-from jaxmagma.functions import COMPLEX_FUNCTIONS, FUNCTIONS
+from jaxmagma.functions import COMPLEX_FUNCTIONS, FUNCTIONS, evaluate
 from jaxmagma.program import Contract, ElementProgram, Map, Place, View
 
 
@@ -31,6 +32,9 @@ _MOST_STEPS = 64
 # Values taken apart, or small matrices multiplied, one by one.
 _MOST_PIECES = 64
 _LARGEST_COMPONENT = 4
+# Places among which a computed index chooses, and values along an axis that are sorted.
+_MOST_PLACES = 16
+_MOST_SORTED = 8
 
 
 class Unsupported(Exception):
@@ -277,16 +281,15 @@ def nested(jaxpr: Any) -> Iterator[JaxprEqn]:
 # nothing else, such as the platform or the place along a named axis, and is no effect.
 _PURE = frozenset(
     """
-    acos acosh asin asinh atan atanh approx_top_k bessel_i0e bessel_i1e bitcast_convert_type
-    cholesky clz complex conj conv_general_dilated copy cumlogsumexp custom_linear_solve digamma
-    eig eigh erf_inv fft geqrf householder_product igamma igammac igamma_grad_a imag iota lgamma lu
-    lu_pivots_to_permutation nextafter not platform_index population_count polygamma random_bits
-    random_clone random_fold_in random_gamma random_seed random_unwrap random_wrap real reduce
-    reduce_precision reduce_window reduce_window_max reduce_window_min reduce_window_sum reduce_xor
-    regularized_incomplete_beta rng_bit_generator scatter-max scatter-min scatter-sub scatter_max
-    scatter_min scatter_sub schur select_and_gather_add select_and_scatter_add shift_left
-    shift_right_arithmetic shift_right_logical sort svd threefry2x32 top_k triangular_solve
-    tridiagonal tridiagonal_solve while zeta
+    acos acosh asin asinh atan atanh approx_top_k bessel_i0e bessel_i1e bitcast_convert_type clz
+    complex conj conv_general_dilated copy cumlogsumexp digamma eig erf_inv fft geqrf
+    householder_product igamma igammac igamma_grad_a imag iota lgamma nextafter not platform_index
+    population_count polygamma random_bits random_clone random_fold_in random_gamma random_seed
+    random_unwrap random_wrap real reduce reduce_precision reduce_window reduce_window_max
+    reduce_window_min reduce_window_sum reduce_xor regularized_incomplete_beta rng_bit_generator
+    scatter-max scatter-min scatter-sub scatter_max scatter_min scatter_sub schur
+    select_and_gather_add select_and_scatter_add shift_left shift_right_arithmetic
+    shift_right_logical threefry2x32 top_k tridiagonal tridiagonal_solve while zeta
     """.split()
 )
 
@@ -348,12 +351,19 @@ def applied(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     return list(made) if equation.primitive.multiple_results else [made]
 
 
+def _uniform(read: np.ndarray) -> np.ndarray:
+    """A known array as one number, if all of its numbers are that."""
+    flat = np.ravel(read)
+    return flat[0] if flat.size and (flat == flat[0]).all() else read
+
+
 class Reader:
     """Reads equations into ``builder``; all values but indices are of ``dtype``."""
 
     def __init__(self, builder: Builder, dtype: np.dtype) -> None:
         self.builder = builder
         self.dtype = dtype
+        self._bounds: dict[int, integers.Bounds] = {}  # of the values that are integers
 
     def value(self, read: Read) -> int:
         if isinstance(read, Tile):
@@ -369,31 +379,98 @@ class Reader:
     def shape(self, read: Read) -> tuple[int, ...]:
         return self.builder.tile(read.value) if isinstance(read, Tile) else np.shape(read)
 
-    def emit(self, function: str, *operands: Any) -> Tile:
+    def emit(self, function: str, *operands: Any) -> Read:
         """A pointwise function of tiles of equal shape, constants and scalars."""
+        if not any(isinstance(x, Tile) for x in operands):
+            with jax.ensure_compile_time_eval():
+                return np.asarray(
+                    evaluate(function, *(np.asarray(x, self.dtype) for x in operands))
+                )
         if self.dtype.kind == "c" and function not in COMPLEX_FUNCTIONS:
             raise Unsupported(f"{function} of complex numbers is not an operation of a kernel")
         if function in ("add", "sub") and not isinstance(operands[1], Tile):
             if not np.any(operands[1]) and len(self.shape(operands[0])) >= np.ndim(operands[1]):
-                return operands[0]
+                found: Read = operands[0]
+                return found
         if function == "add" and not isinstance(operands[0], Tile) and not np.any(operands[0]):
             return self.emit("sub", operands[1], operands[0])
         # Ranks are equal, but for scalars; an extent may be one where others are larger.
         shapes = [self.shape(x) for x in operands]
         alike = all(x == shapes[0] for x in shapes)
         tile = shapes[0] if alike else np.broadcast_shapes(*shapes)
+        operands = tuple(x if isinstance(x, Tile) else _uniform(x) for x in operands)
+        axis = self._taken_apart(function, operands, tile)
+        if axis is not None:
+            parts = []
+            for k in range(tile[axis]):
+                shapes = [self.shape(x) for x in operands]
+                at = [min(k, shape[axis] - 1) if shape else 0 for shape in shapes]
+                pairs = zip(operands, at, strict=True)
+                own = [self.index(x, axis, n) if self.shape(x) else x for x, n in pairs]
+                parts.append(self.emit(function, *own))
+            return self.stack(parts, axis)
+        chosen = self._chosen(function, operands)
+        if chosen is not None:
+            return self.spread(chosen, tile)
         labels = letters(len(tile))
         sizes = dict(zip(labels, tile, strict=True))
-        terms = []
-        for x in operands:
-            if not isinstance(x, Tile) and np.size(x) and (np.ravel(x) == np.ravel(x)[0]).all():
-                x = np.ravel(x)[0]
-            shape, own = self.shape(x), labels if self.shape(x) else ""
-            for axis in reversed(range(len(shape))):
-                if shape[axis] == 1 != tile[axis]:
-                    x, own = self.index(x, axis, 0), own[:axis] + own[axis + 1 :]
-            terms.append((self.value(x), own))
+        terms = [self._labelled(x, tile, labels) for x in operands]
         return Tile(self.builder.pointwise(function, terms, labels, sizes))
+
+    def _labelled(self, x: Read, tile: Sequence[int], labels: str) -> tuple[int, str]:
+        """A value that broadcasts to a tile, without axes of one place there, and its labels."""
+        shape, own = self.shape(x), labels if self.shape(x) else ""
+        for axis in reversed(range(len(shape))):
+            if shape[axis] == 1 != tile[axis]:
+                x, own = self.index(x, axis, 0), own[:axis] + own[axis + 1 :]
+        return self.value(x), own
+
+    def spread(self, x: Read, tile: tuple[int, ...]) -> Read:
+        """A value that broadcasts to a tile, as one of that shape."""
+        if not isinstance(x, Tile):
+            return np.broadcast_to(x, tile)
+        labels = letters(len(tile))
+        sizes = dict(zip(labels, tile, strict=True))
+        return Tile(self.builder.relabel(*self._labelled(x, tile, labels), labels, sizes))
+
+    def _taken_apart(
+        self, function: str, operands: Sequence[Read], tile: tuple[int, ...]
+    ) -> int | None:
+        """An axis along which a function is one of components, because of what is known.
+
+        A table beside a stack of components is one number for each; a mask, as that of a triangle,
+        says which components there are.
+        """
+        tables = [x for x in operands if not isinstance(x, Tile) and np.ndim(x)]
+        if not tables:
+            return None
+        for x in operands:
+            axis = self.builder.stacked(x.value) if isinstance(x, Tile) else None
+            if axis is not None and tile[axis] == self.shape(x)[axis]:
+                return axis
+        if function == "select" and not isinstance(operands[0], Tile):
+            mask = np.asarray(operands[0])
+            for axis, extent in enumerate(mask.shape):
+                if 1 < extent <= _LARGEST_COMPONENT and (mask != mask.take([0], axis)).any():
+                    return axis
+        return None
+
+    def _chosen(self, function: str, operands: Sequence[Read]) -> Read | None:
+        """The operand that is the result whatever the others are, if it is known to be."""
+        known = [not isinstance(x, Tile) and np.ndim(x) == 0 for x in operands]
+        if function in ("and", "or") and any(known):
+            n = known.index(True)
+            decides = bool(operands[n]) == (function == "or")
+            return operands[n if decides else 1 - n]
+        if function != "select":
+            return None
+        which, *cases = operands
+        if known[0]:
+            return cases[int(which != 0)]
+        alike = (
+            len({np.asarray(x, self.dtype).tobytes() for x in cases}) == 1 if all(known[1:]) else 0
+        )
+        return cases[0] if alike else None
 
     def equation(self, equation: JaxprEqn, operands: Sequence[Any]) -> list[Read]:
         """The results of one equation; raises ``Unsupported``."""
@@ -408,8 +485,10 @@ class Reader:
             return list(evaluated(equation, operands))
         if made and all(map(is_empty, made)):
             return [np.zeros(x.shape, x.dtype) for x in made]
-        if name not in _NESTED:
-            self.check_dtypes(equation)
+        limits = None if name in _NESTED else self.check_dtypes(equation, operands)
+        decided = self._decided(equation, operands)
+        if decided is not None:
+            return [np.full(made[0].shape, decided)]
         found = pointwise(equation, self.emit, operands)
         if found is None:
             rule = RULES.get(name)
@@ -418,7 +497,11 @@ class Reader:
             rule.check(equation)
             found = rule.read(self, equation, *operands)
         results = found if isinstance(found, list) else [found]
-        return [self._checked(name, x, own) for x, own in zip(results, made, strict=True)]
+        checked = [self._checked(name, x, own) for x, own in zip(results, made, strict=True)]
+        for read, own in zip(checked, made, strict=True):
+            if isinstance(read, Tile) and limits and jnp.issubdtype(own.dtype, jnp.integer):
+                self._bounds[read.value] = limits
+        return checked
 
     def _checked(self, name: str, read: Any, own: Any) -> Read:
         """A result, if it has the shape that it has in JAX; what is known has its dtype, too."""
@@ -432,44 +515,89 @@ class Reader:
         results = interpreted(closed, arguments, self.equation)
         return [x if isinstance(x, Tile) else np.asarray(x) for x in results]
 
-    def check_dtypes(self, equation: JaxprEqn) -> None:
+    def check_dtypes(self, equation: JaxprEqn, operands: Sequence[Read]) -> integers.Bounds | None:
+        """Whether it computes in the program's dtype; the bounds of the integers that it makes."""
         name, variables = equation.primitive.name, [*equation.invars, *equation.outvars]
         if all(aval(x).dtype == self.dtype for x in variables):
-            return
+            return None
         for x in variables:
             if is_extended(aval(x).dtype):
                 raise Unsupported(f"{name} computes with {aval(x).dtype}")
             dtype = np.dtype(aval(x).dtype)
             if jnp.issubdtype(dtype, np.inexact) and dtype != self.dtype:
                 raise Unsupported(f"{name} mixes {dtype} with {self.dtype}")
-        for x in equation.outvars:
-            dtype = np.dtype(aval(x).dtype)
-            if dtype.kind in "iu" and not self.counts(equation):
-                raise Unsupported(f"{name} computes with {dtype}")
+        made = {np.dtype(aval(x).dtype) for x in equation.outvars}
+        whole = [x for x in made if x.kind in "iu"]
+        if not whole:
+            return None
+        found = self.bounds_of(equation, operands)
+        if found is None or not all(integers.are_exact(found, x, self.dtype) for x in whole):
+            raise Unsupported(f"{name} computes with {whole[0]}")
+        return found
 
-    def counts(self, equation: JaxprEqn) -> bool:
-        """Whether integers that it makes are numbers of values or of places in a tile.
+    def _decided(self, equation: JaxprEqn, operands: Sequence[Read]) -> bool | None:
+        """What a comparison of integers gives, if their bounds tell, as of places that wrap."""
+        if len(operands) != 2 or not jnp.issubdtype(aval(equation.invars[0]).dtype, jnp.integer):
+            return None
+        left, right = (
+            self.bounds(x, aval(y).dtype) for x, y in zip(operands, equation.invars, strict=True)
+        )
+        if left is None or right is None:
+            return None
+        return integers.decided(equation.primitive.name, left, right)
 
-        Those are small enough to be exact in the dtype of the program; no others are computed.
-        """
-        name, operand = equation.primitive.name, aval(equation.invars[0])
-        if name in ("argmax", "argmin"):
-            return True
-        if not (operand.dtype == bool or jnp.issubdtype(operand.dtype, jnp.integer)):
-            return False
-        if name == "reduce_sum":
-            largest = min(2 ** jnp.finfo(self.dtype).nmant, np.iinfo(operand.dtype).max)
-            return math.prod(operand.shape) * _MOST_PIECES <= largest
-        if name == "convert_element_type":
-            return operand.dtype == bool or aval(equation.outvars[0]).dtype.itemsize >= 4
-        return name in _MOVING
+    def bounds_of(self, equation: JaxprEqn, operands: Sequence[Read]) -> integers.Bounds | None:
+        """How large the integers are that an equation makes, if that is known."""
+        given: list[integers.Bounds | None] = []
+        for x, read in zip(equation.invars, operands, strict=True):
+            own = self.bounds(read, aval(x).dtype)
+            if own is None and jnp.issubdtype(aval(x).dtype, jnp.integer):
+                return None
+            given.append(own)
+        shape = self.shape(operands[0])
+        return integers.bounds(equation.primitive.name, equation.params, shape, given)
+
+    def bounds(self, read: Read, dtype: Any) -> integers.Bounds | None:
+        """The least and the largest of some integers or truth values."""
+        if np.dtype(dtype).kind == "b":
+            return 0, 1
+        if isinstance(read, Tile):
+            return self._bounds.get(read.value)
+        return integers.of_known(read) if read.dtype.kind in "iu" else None
 
     # ---- Taking tiles apart ----------------------------------------------------------------------
 
     def index(self, read: Read, axis: int, k: int) -> Read:
+        if not isinstance(read, Tile):
+            return np.take(read, k, axis)
+        made = Tile(self.builder.index(read.value, axis, k))
+        if read.value in self._bounds:
+            self._bounds[made.value] = self._bounds[read.value]
+        return made
+
+    def slice(self, read: Read, axis: int, start: int, count: int) -> Read:
+        if not isinstance(read, Tile):
+            return np.take(read, range(start, start + count), axis)
+        tile = self.shape(read)
+        if not count == 1 < tile[axis]:
+            return Tile(self.builder.slice(read.value, axis, start, 1, count))
+        # One place along an axis is a component.
+        part = self.builder.index(read.value, axis, start)
+        return Tile(self.builder.reshape(part, (*tile[:axis], 1, *tile[axis + 1 :])))
+
+    def known(self, read: Read) -> Read:
+        """What a value is, if it is known."""
+        constant = self.builder.known(read.value) if isinstance(read, Tile) else None
+        return read if constant is None else constant
+
+    def relabel(self, read: Read, labels: str, output: str, tile: Sequence[int]) -> Read:
+        """A value with axes ``labels``, transposed and repeated as a tile with axes ``output``."""
+        sizes = dict(zip(output, tile, strict=True))
         if isinstance(read, Tile):
-            return Tile(self.builder.index(read.value, axis, k))
-        return np.take(read, k, axis)
+            return Tile(self.builder.relabel(read.value, labels, output, sizes))
+        order = [labels.index(x) for x in output if x in labels]
+        missing = [n for n, x in enumerate(output) if x not in labels]
+        return np.broadcast_to(np.expand_dims(np.transpose(read, order), missing), tile)
 
     def components(self, read: Read, axis: int) -> Read:
         """The same value, stacked of its components along an axis."""
@@ -482,7 +610,15 @@ class Reader:
     def stack(self, reads: Sequence[Read], axis: int) -> Read:
         if not any(isinstance(x, Tile) for x in reads):
             return np.stack([np.asarray(x) for x in reads], axis)
-        return Tile(self.builder.stack([self.value(x) for x in reads], axis))
+        return Tile(self.builder.stack([self._repeated(x) for x in reads], axis))
+
+    def _repeated(self, read: Read) -> int:
+        """The value, in which a number that is the same everywhere is one constant."""
+        if isinstance(read, Tile) or not np.ndim(number := _uniform(read)) == 0 != np.ndim(read):
+            return self.value(read)
+        labels = letters(np.ndim(read))
+        sizes = dict(zip(labels, np.shape(read), strict=True))
+        return self.builder.relabel(self.value(number), "", labels, sizes)
 
     def pieces(self, read: Read, axes: Sequence[int]) -> np.ndarray:
         """The value at every place along some axes, an array of objects."""
@@ -575,23 +711,79 @@ def _rev(reader: Reader, equation: JaxprEqn, x: Tile) -> Read:
 def _slice(reader: Reader, equation: JaxprEqn, x: Tile) -> Read:
     starts = equation.params["start_indices"]
     steps = equation.params["strides"] or (1,) * len(starts)
-    value = x.value
+    made: Read = x
     for axis, count in enumerate(aval(equation.outvars[0]).shape):
-        if count == 1 and reader.builder.tile(value)[axis] > 1:
-            # One place along an axis is a component.
-            part = reader.builder.index(value, axis, starts[axis])
-            tile = reader.builder.tile(value)
-            value = reader.builder.reshape(part, (*tile[:axis], 1, *tile[axis + 1 :]))
+        if count == 1 or steps[axis] == 1:
+            made = reader.slice(made, axis, starts[axis], count)
         else:
-            value = reader.builder.slice(value, axis, starts[axis], steps[axis], count)
-    return Tile(value)
+            value = reader.value(made)
+            made = Tile(reader.builder.slice(value, axis, starts[axis], steps[axis], count))
+    return made
+
+
+# Where a window begins along an axis, and the labels that has.
+Start = tuple[Read, str]
+
+
+def _window(
+    reader: Reader,
+    x: Read,
+    sizes: Sequence[int],
+    starts: Mapping[int, Start],
+    named: Sequence[str | None],
+    output: str,
+    tile: tuple[int, ...],
+) -> Read:
+    """A window that begins at places which are computed: one of all there may be, by selecting.
+
+    A start is moved to where all of the window is inside. The axes are ``named`` as in ``output``;
+    what is not named has one place.
+    """
+    shape = reader.shape(x)
+    small = [n for n, extent in enumerate(tile) if extent <= _LARGEST_COMPONENT]
+    places: dict[int, range] = {}
+    beginnings: dict[int, Read] = {}
+    for axis, (start, labels) in starts.items():
+        last = shape[axis] - sizes[axis]
+        low, high = reader.bounds(start, np.int32) or (0, last)
+        places[axis] = range(min(max(low, 0), last), min(max(high, 0), last) + 1)
+        beginnings[axis] = reader.relabel(start, labels, output, tile)
+        for n in small:
+            # Beside what is known, all are components: each of it is a number then.
+            if output[n] in labels or not isinstance(x, Tile):
+                beginnings[axis] = reader.components(beginnings[axis], n)
+    count = math.prod(map(len, places.values()))
+    if count > _MOST_PLACES:
+        raise Unsupported(f"one of {count} places, which is computed")
+
+    def chosen(x: Read, axes: Sequence[int]) -> Read:
+        if not axes:
+            return reader.relabel(x, "".join(y for y in named if y), output, tile)
+        *others, axis = axes
+        made: Read | None = None
+        for k in places.get(axis, range(1)):
+            if named[axis] is None:
+                part = reader.index(x, axis, k)
+            else:
+                part = reader.slice(x, axis, k, sizes[axis])
+            case = chosen(part, others)
+            if made is None:
+                made = case
+            else:
+                made = reader.emit("select", reader.emit("ge", beginnings[axis], k), made, case)
+        assert made is not None
+        return made
+
+    return chosen(x, [n for n, size in enumerate(sizes) if size != shape[n] or named[n] is None])
 
 
 def _dynamic_slice(reader: Reader, equation: JaxprEqn, x: Read, *starts: Read) -> Read:
-    if not isinstance(x, Tile) or any(isinstance(start, Tile) for start in starts):
-        raise Unsupported("dynamic_slice at an index that is computed")
-    value = x.value
-    for axis, (start, count) in enumerate(zip(starts, equation.params["slice_sizes"], strict=True)):
+    labels, sizes = letters(len(starts)), equation.params["slice_sizes"]
+    if any(isinstance(start, Tile) for start in starts):
+        where = {axis: (start, "") for axis, start in enumerate(starts)}
+        return _window(reader, x, sizes, where, labels, labels, tuple(sizes))
+    value = reader.value(x)
+    for axis, (start, count) in enumerate(zip(starts, sizes, strict=True)):
         first = int(np.clip(np.asarray(start), 0, reader.builder.tile(value)[axis] - count))
         value = reader.builder.slice(value, axis, first, 1, count)
     return Tile(value)
@@ -664,31 +856,90 @@ def _placed(reader: Reader, equation: JaxprEqn, x: Read, padding: np.ndarray) ->
     return reader.emit("add", placed, around)
 
 
-def _gather(reader: Reader, equation: JaxprEqn, *operands: Read) -> Read:
-    """At places that are known: told by what it does to the numbers of the values."""
-    if any(isinstance(x, Tile) for x in operands[1:]):
-        raise Unsupported("gather at places that are computed")
-    shape = reader.shape(operands[0])
-    count = math.prod(shape)
-    if max(count, math.prod(aval(equation.outvars[0]).shape)) > _MOST_PIECES:
-        raise Unsupported(f"gather of {count} values")
-    if aval(equation.outvars[0]).dtype.kind in "iu":
-        raise Unsupported("gather of integers")
-    numbers = np.arange(count, dtype=np.int32).reshape(shape)
-    promised = equation.params["mode"] == GatherScatterMode.PROMISE_IN_BOUNDS
+def _gather(reader: Reader, equation: JaxprEqn, x: Read, where: Read) -> Read:
+    if aval(equation.outvars[0]).dtype.kind in "iu" and _may_fill(equation):
+        raise Unsupported("gather of integers that may not be there")
+    if isinstance(where, Tile):
+        return _gather_computed(reader, equation, x, where)
+    return _gather_known(reader, equation, x, where)
+
+
+def _may_fill(equation: JaxprEqn) -> bool:
+    return bool(equation.params["mode"] == GatherScatterMode.FILL_OR_DROP)
+
+
+def _gather_known(reader: Reader, equation: JaxprEqn, x: Read, where: Read) -> Read:
+    """At places that are known: told by what it does to the numbers of the values.
+
+    Axes that windows have all of stay as they are.
+    """
+    numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
+    batching, shape = numbers.operand_batching_dims, reader.shape(x)
+    gone = {*numbers.collapsed_slice_dims, *batching}
+    windows = dict(
+        zip((n for n in range(len(shape)) if n not in gone), numbers.offset_dims, strict=True)
+    )
+    whole = [n for n in windows if n not in numbers.start_index_map and sizes[n] == shape[n]]
+    moved = [n for n in range(len(shape)) if n not in whole]
+    small = [1 if n in whole else extent for n, extent in enumerate(shape)]
     parameters = dict(equation.params, fill_value=-1)
+    parameters["slice_sizes"] = tuple(min(x, y) for x, y in zip(sizes, small, strict=True))
+    promised = equation.params["mode"] == GatherScatterMode.PROMISE_IN_BOUNDS
     if promised:
         parameters["mode"] = GatherScatterMode.FILL_OR_DROP
+    count, out = math.prod(small), aval(equation.outvars[0]).shape
+    kept = [windows[n] for n in whole]
+    found_shape = [1 if n in kept else extent for n, extent in enumerate(out)]
+    if max(count, math.prod(found_shape)) > _MOST_PIECES:
+        raise Unsupported(f"gather of {count} values")
     with jax.ensure_compile_time_eval():
-        found = np.asarray(equation.primitive.bind(numbers, *operands[1:], **parameters))
+        places = np.arange(count, dtype=np.int32).reshape(small)
+        found = np.asarray(equation.primitive.bind(places, where, **parameters))
     if promised and (found < 0).any():
         raise Unsupported("gather at places that there are not")
-    parts = reader.pieces(operands[0], range(len(shape))).reshape(-1)
-    filled = _filled_in(equation)
+    found = found.squeeze(tuple(kept))
+    parts = reader.pieces(x, moved).reshape(-1)
+    filled = np.broadcast_to(_filled_in(equation), [shape[n] for n in whole])
     pieces = np.empty(found.shape, object)
     for at, number in np.ndenumerate(found):
         pieces[at] = filled if number < 0 else parts[number]
-    return reader.assembled(pieces)
+    # The axes of places stand ahead.
+    order = [n for n in range(len(out)) if n not in kept] + kept
+    made = reader.assembled(pieces)
+    if not isinstance(made, Tile):
+        return np.transpose(made, np.argsort(order))
+    return Tile(reader.builder.transpose(made.value, [order.index(n) for n in range(len(out))]))
+
+
+def _gather_computed(reader: Reader, equation: JaxprEqn, x: Read, where: Tile) -> Read:
+    numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
+    shape, tile = reader.shape(x), tuple(aval(equation.outvars[0]).shape)
+    output, vector = letters(len(tile)), len(reader.shape(where)) - 1
+    batch = "".join(y for n, y in enumerate(output) if n not in numbers.offset_dims)
+    windows = iter([output[n] for n in numbers.offset_dims])
+    named: list[str | None] = []
+    for axis in range(len(shape)):
+        if axis in numbers.operand_batching_dims:
+            n = numbers.operand_batching_dims.index(axis)
+            named.append(batch[numbers.start_indices_batching_dims[n]])
+        else:
+            named.append(None if axis in numbers.collapsed_slice_dims else next(windows))
+    sizes = [shape[n] if n in numbers.operand_batching_dims else y for n, y in enumerate(sizes)]
+    starts = {
+        axis: (reader.known(reader.index(where, vector, n)), batch)
+        for n, axis in enumerate(numbers.start_index_map)
+    }
+    made = _window(reader, x, sizes, starts, named, output, tile)
+    for axis, (start, labels) in starts.items():
+        last = shape[axis] - sizes[axis]
+        low, high = reader.bounds(start, np.int32) or (-1, last)
+        if _may_fill(equation) and (low < 0 or high > last):
+            at = reader.relabel(start, labels, output, tile)
+            is_inside = reader.emit(
+                "and", reader.emit("ge", at, 0.0), reader.emit("le", at, float(last))
+            )
+            made = reader.emit("select", is_inside, _filled_in(equation), made)
+    return made
 
 
 def _filled_in(equation: JaxprEqn) -> np.ndarray:
@@ -925,8 +1176,142 @@ def _program(reader: Reader, equation: JaxprEqn, *operands: Read) -> list[Read]:
     return results
 
 
+# ---- Small matrices ------------------------------------------------------------------------------
+
+
+def _matrix(reader: Reader, x: Read, name: str) -> linalg.Matrix:
+    """The components along the last two axes."""
+    *lead, rows, columns = reader.shape(x)
+    if max(rows, columns) > _LARGEST_COMPONENT:
+        raise Unsupported(f"{name} of {rows} x {columns} matrices")
+    return _numbers(reader, x, (len(lead), len(lead) + 1))
+
+
+def _numbers(reader: Reader, x: Read, axes: Sequence[int]) -> linalg.Matrix:
+    pieces = reader.pieces(x, axes)
+    found = np.empty(pieces.shape, object)
+    for at, piece in np.ndenumerate(pieces):
+        known = reader.known(piece)
+        value = known if isinstance(known, Tile) else _uniform(known)
+        found[at] = linalg.Number(reader.emit, value)
+    return found
+
+
+def _joined(reader: Reader, numbers: np.ndarray, lead: tuple[int, ...]) -> Read:
+    """Numbers as one value, with their axes behind those ahead of the components."""
+    if numbers.ndim:
+        return reader.stack([_joined(reader, np.asarray(x), lead) for x in numbers], len(lead))
+    return reader.spread(numbers.item().value, lead)
+
+
+def _lu(reader: Reader, equation: JaxprEqn, x: Read) -> list[Read]:
+    lead = reader.shape(x)[:-2]
+    return [_joined(reader, y, lead) for y in linalg.lu(_matrix(reader, x, "lu"))]
+
+
+def _permutation(reader: Reader, equation: JaxprEqn, pivots: Read) -> Read:
+    lead, size = reader.shape(pivots)[:-1], equation.params["permutation_size"]
+    if size > _LARGEST_COMPONENT:
+        raise Unsupported(f"a permutation of {size} rows")
+    numbers = _numbers(reader, pivots, (len(lead),))
+    return _joined(reader, linalg.permutation(numbers, size), lead)
+
+
+def _triangular_solve(reader: Reader, equation: JaxprEqn, a: Read, b: Read) -> Read:
+    p = equation.params
+    if reader.dtype.kind == "c":
+        raise Unsupported("triangular_solve of complex numbers")
+    matrix, lower, lead = _matrix(reader, a, "triangular_solve"), p["lower"], reader.shape(b)[:-2]
+    if p["transpose_a"] == p["left_side"]:  # X A = B is the same as Aᵀ Xᵀ = Bᵀ
+        matrix, lower = matrix.T, not lower
+    axis = len(lead) if p["left_side"] else len(lead) + 1
+    other = 2 * len(lead) + 1 - axis
+    many = reader.shape(b)[other]
+    if many <= _LARGEST_COMPONENT:
+        right = _numbers(reader, b, (axis, other) if axis < other else (other, axis))
+        right = right if p["left_side"] else right.T
+        x = linalg.triangular_solve(matrix, right, lower, p["unit_diagonal"])
+        return _joined(reader, x if p["left_side"] else x.T, lead)
+    # Of many right sides all are solved at once.
+    for at, number in np.ndenumerate(matrix):
+        value = reader.spread(number.value, lead)
+        labels = letters(len(lead) + 1)
+        value = reader.relabel(value, labels[:-1], labels, (*lead, many))
+        matrix[at] = linalg.Number(reader.emit, value)
+    right = _numbers(reader, b, (axis,))[:, None]
+    x = linalg.triangular_solve(matrix, right, lower, p["unit_diagonal"])[:, 0]
+    values = [reader.spread(y.value, (*lead, many)) for y in x]
+    return reader.stack(values, axis)
+
+
+def _cholesky(reader: Reader, equation: JaxprEqn, x: Read) -> Read:
+    made = linalg.cholesky(_matrix(reader, x, "cholesky"))
+    return _joined(reader, made, reader.shape(x)[:-2])
+
+
+def _qr(reader: Reader, equation: JaxprEqn, x: Read) -> list[Read]:
+    matrix, full = _matrix(reader, x, "qr"), equation.params["full_matrices"]
+    made = linalg.qr(matrix, full, reader.dtype)
+    return [_joined(reader, y, reader.shape(x)[:-2]) for y in made]
+
+
+def _eigh(reader: Reader, equation: JaxprEqn, x: Read) -> list[Read]:
+    made = linalg.eigh(_matrix(reader, x, "eigh"), equation.params["lower"], reader.dtype)
+    return [_joined(reader, y, reader.shape(x)[:-2]) for y in made]
+
+
+def _svd(reader: Reader, equation: JaxprEqn, x: Read) -> list[Read]:
+    vectors, full = equation.params["compute_uv"], equation.params["full_matrices"]
+    u, values, vt = linalg.svd(_matrix(reader, x, "svd"), vectors, full, reader.dtype)
+    wanted = [values, u, vt] if vectors else [values]
+    return [_joined(reader, y, reader.shape(x)[:-2]) for y in wanted]
+
+
+def _linear_solve(reader: Reader, equation: JaxprEqn, *operands: Read) -> list[Read]:
+    """As what solves; the function whose inverse that is serves derivatives alone."""
+    counts = equation.params["const_lengths"]
+    first = counts.matvec + counts.vecmat
+    consts = operands[first : first + counts.solve]
+    return reader.jaxpr(equation.params["jaxprs"].solve, [*consts, *operands[sum(counts) :]])
+
+
+def _sort(reader: Reader, equation: JaxprEqn, *operands: Read) -> list[Read]:
+    """A network that exchanges neighbours, and keeps the order of what is equal."""
+    axis, keys = equation.params["dimension"], equation.params["num_keys"]
+    count = reader.shape(operands[0])[axis]
+    if count > _MOST_SORTED or reader.dtype.kind == "c":
+        raise Unsupported(f"sort of {count} values")
+    rows = [list(reader.pieces(x, [axis])) for x in operands]
+    kinds = [np.dtype(aval(x).dtype).kind for x in equation.invars]
+
+    def less(n: int, x: Read, y: Read) -> Read:
+        """NaN is behind all others."""
+        found = reader.emit("lt", x, y)
+        if kinds[n] in "biu":
+            return found
+        only_y = reader.emit("and", reader.emit("eq", x, x), reader.emit("ne", y, y))
+        return reader.emit("or", found, only_y)
+
+    for last in range(count - 1, 0, -1):
+        for k in range(last):
+            swap = less(keys - 1, rows[keys - 1][k + 1], rows[keys - 1][k])
+            for n in reversed(range(keys - 1)):
+                before = less(n, rows[n][k + 1], rows[n][k])
+                behind = less(n, rows[n][k], rows[n][k + 1])
+                swap = reader.emit(
+                    "or", before, reader.emit("and", reader.emit("not", behind), swap)
+                )
+            for row in rows:
+                x, y = row[k], row[k + 1]
+                row[k], row[k + 1] = (
+                    reader.emit("select", swap, x, y),
+                    reader.emit("select", swap, y, x),
+                )
+    return [reader.stack(row, axis) for row in rows]
+
+
 # Their equations are checked one by one.
-_NESTED = {"scan", "cond"}
+_NESTED = {"scan", "cond", "custom_linear_solve"}
 # What moves values and does not compute.
 _MOVING = {"broadcast_in_dim", "reshape", "squeeze", "transpose", "slice", "copy"}
 
@@ -1029,4 +1414,28 @@ RULES: dict[str, Rule] = {
     "scan": Rule(_scan, ("reverse", "length", "jaxpr"), _STEPS),
     "cond": Rule(_cond, ("branches",), {"branches_platforms": _one_of(_ELSEWHERE)}),
     "element_program": Rule(_program, ("program",)),
+    "lu": Rule(_lu, operands=1),
+    "lu_pivots_to_permutation": Rule(_permutation, ("permutation_size",), operands=1),
+    "triangular_solve": Rule(
+        _triangular_solve,
+        ("left_side", "lower", "transpose_a", "unit_diagonal"),
+        {"conjugate_a": _any},  # of real numbers
+        operands=2,
+    ),
+    "cholesky": Rule(_cholesky, operands=1),
+    "qr": Rule(_qr, ("full_matrices",), {"pivoting": _one_of(False), "use_magma": _any}, 1),
+    "eigh": Rule(
+        _eigh,
+        ("lower",),
+        {"sort_eigenvalues": _any, "subset_by_index": _none, "algorithm": _none},
+        operands=1,
+    ),
+    "svd": Rule(
+        _svd,
+        ("compute_uv", "full_matrices"),
+        {"subset_by_index": _none, "algorithm": _none},
+        operands=1,
+    ),
+    "custom_linear_solve": Rule(_linear_solve, ("const_lengths", "jaxprs")),
+    "sort": Rule(_sort, ("dimension", "num_keys"), {"is_stable": _any}),
 }

@@ -15,7 +15,8 @@ from jaxmagma.jaxpr import has_own_rule, inner_jaxpr, interpreted, nested
 
 
 # Equations with a derivative that is not that of the operations they are read as: rules of the
-# user's own, reductions that share a derivative among equal values, and bounds that have none.
+# user's own, reductions that share a derivative among equal values, bounds that have none, and
+# factorisations by iteration or of matrices of which one triangle is read.
 _OWN_DERIVATIVE = {
     "custom_jvp_call",
     "custom_vjp_call",
@@ -28,6 +29,11 @@ _OWN_DERIVATIVE = {
     "clamp",
     "scatter-mul",
     "scatter_mul",
+    "cholesky",
+    "custom_linear_solve",
+    "eigh",
+    "qr",
+    "svd",
 }
 # What JAX makes of tangents that reach a function with a reverse rule.
 _REVERSE_ONLY = "custom_lin"

@@ -1141,6 +1141,9 @@ def linear_algebra(d: Draw) -> str:
     n = x.shape[0]
     safe = f"(jnp.tanh({x}) + 3 * jnp.eye({n}, dtype={x}.dtype))"
     spd = f"({safe} @ {safe}.T)"
+    names = ["left_side", "lower", "transpose_a", "conjugate_a", "unit_diagonal"]
+    flags = "".join(f", {name}={d.pick(name, [True, False])}" for name in names)
+    full = d.pick("full_matrices", [True, False])
     calls = [
         f"jnp.linalg.inv({safe})",
         f"jnp.linalg.det({safe})",
@@ -1150,7 +1153,12 @@ def linear_algebra(d: Draw) -> str:
         f"jnp.linalg.norm({x})",
         f"jnp.linalg.slogdet({safe})[1]",
         f"jax.scipy.linalg.solve_triangular({safe}, {x}, lower=True)",
-        f"jnp.linalg.qr({safe})[1]",
+        f"jax.lax.linalg.triangular_solve({safe}, {x}{flags})",
+        f"jax.scipy.linalg.lu_solve(jax.scipy.linalg.lu_factor({safe}), {x}, trans=1)",
+        f"jnp.linalg.qr({safe}, mode={d.pick('mode', [repr('complete'), repr('reduced')])})[1]",
+        f"jax.lax.linalg.eigh({spd}, lower={full})[1]",
+        f"jnp.linalg.svd({safe}, compute_uv=False)",
+        f"jnp.square(jnp.linalg.svd({safe}, full_matrices={full})[0])",
         f"jnp.linalg.matrix_power({x}, 2)",
     ]
     return d.pick("call", calls)

@@ -1,0 +1,489 @@
+"""Small matrices: as accurate as LAPACK, one kernel, and with the derivatives that JAX has."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.scipy.linalg
+import numpy as np
+import pytest
+
+import jaxmagma as jm
+from jaxmagma import linalg
+from jaxmagma.jaxpr import Unsupported
+from tests.einsums import assert_close
+from tests.jaxprs import programs
+from tests.test_jaxpr import read
+
+
+Function = Callable[..., Any]
+Array = np.ndarray
+
+SIZES = (1, 2, 3, 4)
+DTYPES = (np.float64, np.float32)
+LONG = np.longdouble
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
+
+def transposed(a: Array) -> Array:
+    return np.swapaxes(a, -1, -2)
+
+
+def norms(a: Array) -> Array:
+    return np.sqrt(np.sum(np.asarray(a, LONG) ** 2, (-2, -1)))
+
+
+def matrices(rows: int, columns: int, symmetric: bool = False, each: int = 40) -> Array:
+    """Random, singular, graded, with values alike, badly scaled, diagonal, of integers, zero."""
+    random = np.random.default_rng(rows + 10 * columns)
+    count = min(rows, columns)
+    left = np.linalg.qr(random.normal(size=(each, rows, rows)))[0][..., :count]
+    right = np.linalg.qr(random.normal(size=(each, columns, columns)))[0][..., :count]
+    right = left if symmetric else right
+    spectra = [
+        random.normal(size=(each, count)),
+        10.0 ** random.uniform(-16, 0, (each, count)),
+        1 + 10.0 ** random.uniform(-16, -1, (each, count)),
+        random.integers(-1, 2, (each, count)),
+        10.0 ** random.uniform(-8, 8, (each, count)),
+        1e-30 * random.normal(size=(each, count)),
+        1e30 * random.normal(size=(each, count)),
+    ]
+    integers = random.integers(-2, 3, (each, rows, columns)).astype(float)
+    general = random.normal(size=(each, rows, columns))
+    scales = 10.0 ** random.uniform(-6, 6, (each, rows, 1))
+    found = [
+        *((left * x[:, None]) @ transposed(right) for x in spectra),
+        integers,
+        integers * np.eye(rows, columns),
+        scales * general,
+        general * transposed(scales) if rows == columns else general,
+        np.zeros((1, rows, columns)),
+    ]
+    if symmetric:
+        found = [(x + transposed(x)) / 2 for x in found[:-2]] + [
+            scales * (general + transposed(general)) * transposed(scales)
+        ]
+    return np.concatenate(found)
+
+
+POINTS = 8
+SAME = np.eye(POINTS)
+
+
+def run(function: Function, *arguments: Any) -> list[Array]:
+    """The results for many matrices, in long double.
+
+    They are those at the points of elements, behind a contraction that changes nothing: without
+    one the backends leave a program to XLA.
+    """
+    count = len(arguments[0])
+    places = np.arange(-(-count // POINTS) * POINTS) % count
+
+    def at_points(*fields: Any) -> Any:
+        table = jnp.asarray(SAME, fields[0].dtype)
+        return jax.vmap(function)(*(jnp.einsum("pq,q...->p...", table, x) for x in fields))
+
+    fields = [x[places].reshape(-1, POINTS, *x.shape[1:]) for x in map(np.asarray, arguments)]
+    fused = jm.fuse(at_points)
+    (explained,) = jm.explain(fused, *fields, quiet=True)
+    assert explained.reason is None and explained.divided is None
+    results = jax.tree.leaves(jax.jit(fused)(*fields))
+    return [np.asarray(x, LONG).reshape(-1, *x.shape[2:])[:count] for x in results]
+
+
+def small(error: Array, scale: Array, dtype: Any, factor: float) -> bool:
+    """Whether errors are a few roundings of what they are errors of."""
+    tiny = np.finfo(dtype).tiny
+    bound = factor * np.finfo(dtype).eps * np.maximum(np.asarray(scale, LONG), tiny)
+    return bool(np.all(error <= bound))
+
+
+# ---- Backward errors -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", SIZES)
+def test_lu(rows: int, dtype: Any) -> None:
+    for columns in {rows, 2, 4}:
+        a = matrices(rows, columns).astype(dtype)
+        lu, pivots, order = run(jax.lax.linalg.lu, a)
+        count = min(rows, columns)
+        lower = np.tril(lu, -1)[:, :, :count] + np.eye(rows, count)
+        upper = np.triu(lu)[:, :count]
+        taken = np.take_along_axis(a, order.astype(int)[..., None], 1)
+        # Golub & Van Loan 3.4.6: the error is of |L| |U|, entry by entry.
+        scale = abs(lower) @ abs(upper)
+        assert small(abs(lower @ upper - taken), scale, dtype, count)
+        assert np.all(abs(lower) <= 1)
+        others = jax.vmap(jax.lax.linalg.lu)(a)
+        same = (np.asarray(others[1]) == pivots).all(1)
+        assert same.mean() > 0.9  # but for those that rounding decides
+        np.testing.assert_array_equal(np.asarray(others[2])[same], order[same])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+def test_solve(size: int, dtype: Any) -> None:
+    a = matrices(size, size).astype(dtype)
+    b = np.random.default_rng(0).normal(size=(len(a), size)).astype(dtype)
+    (x,) = run(jnp.linalg.solve, a, b)
+    finite = np.isfinite(x).all(-1)
+    assert finite.mean() > 0.7
+    a, b, x = a[finite].astype(LONG), b[finite], x[finite]
+    residual = abs((a @ x[..., None])[..., 0] - b).max(-1)
+    assert small(residual, norms(a) * abs(x).max(-1) + abs(b).max(-1), dtype, 2 * size)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+def test_cholesky(size: int, dtype: Any) -> None:
+    a = matrices(size, size)
+    a = (np.clip(a, -1e15, 1e15) @ transposed(np.clip(a, -1e15, 1e15))).astype(dtype)
+    (lower,) = run(jnp.linalg.cholesky, a)
+    found = np.isfinite(lower).all((-2, -1))
+    # It is none where an eigenvalue is not positive.
+    least = np.linalg.eigvalsh(a.astype(float))[:, 0] / np.maximum(norms(a), 1e-300)
+    assert found[least > 1e-5].all()
+    assert not np.diagonal(lower[~found], axis1=1, axis2=2).max(initial=-np.inf) > -np.inf
+    lower, a = lower[found], a[found]
+    assert small(norms(lower @ transposed(lower) - a), norms(a), dtype, size + 1)
+    np.testing.assert_array_equal(lower, np.tril(lower))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("lower", [True, False])
+def test_eigh(size: int, lower: bool, dtype: Any) -> None:
+    a = matrices(size, size, symmetric=True).astype(dtype)
+    triangle = np.tril(a) if lower else np.triu(a)
+    v, w = run(lambda a: jax.lax.linalg.eigh(a, lower=lower, symmetrize_input=False), triangle)
+    assert np.all(np.diff(w) >= 0)
+    assert small(norms(a.astype(LONG) @ v - v * w[:, None]), norms(a), dtype, 3 * size)
+    assert small(norms(transposed(v) @ v - np.eye(size)), np.ones(len(a)), dtype, 8 * size)
+    (values,) = run(lambda a: jnp.linalg.eigvalsh(a, UPLO="L" if lower else "U"), a)
+    assert small(abs(values - w).max(-1), norms(a), dtype, 6 * size)
+
+
+def reference_singular_values(a: Array) -> Array:
+    """One-sided Jacobi in long double, until nothing changes."""
+    a = np.asarray(a if a.shape[1] >= a.shape[2] else transposed(a), LONG)
+    scale = np.maximum(abs(a).max((1, 2), keepdims=True), LONG(1e-300))
+    w = a / scale
+    for _ in range(12):
+        for p in range(w.shape[2]):
+            for q in range(p + 1, w.shape[2]):
+                x, y = w[:, :, p].copy(), w[:, :, q].copy()
+                angle = np.arctan2(2 * (x * y).sum(1), (x * x).sum(1) - (y * y).sum(1)) / 2
+                c, s = np.cos(angle)[:, None], np.sin(angle)[:, None]
+                w[:, :, p], w[:, :, q] = c * x + s * y, c * y - s * x
+    values = np.sqrt((w * w).sum(1)) * scale[:, 0]
+    return -np.sort(-values, axis=-1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", SIZES)
+def test_svd(rows: int, dtype: Any) -> None:
+    for columns in {rows, 2}:
+        a = matrices(rows, columns).astype(dtype)
+        (values,) = run(lambda a: jnp.linalg.svd(a, compute_uv=False), a)
+        assert small(abs(values - reference_singular_values(a)).max(-1), norms(a), dtype, 20)
+        for full in (True, False) if rows != columns else (True,):
+            u, s, vt = run(lambda a, full=full: jnp.linalg.svd(a, full_matrices=full), a)
+            count = min(rows, columns)
+            assert np.all(s >= 0) and np.all(np.diff(s) <= 0)
+            product = (u[:, :, :count] * s[:, None]) @ vt[:, :count]
+            assert small(norms(product - a), norms(a), dtype, 8 * count)
+            one = np.ones(len(a))
+            for q in (transposed(u) @ u, vt @ transposed(vt)):
+                assert small(norms(q - np.eye(q.shape[-1])), one, dtype, 8 * rows + 8)
+
+
+def test_small_singular_values_of_scaled_columns() -> None:
+    """Relative to themselves, where LAPACK's are right relative to the largest."""
+    random = np.random.default_rng(0)
+    a = random.normal(size=(200, 3, 3)) * 10.0 ** random.uniform(-12, 0, (200, 1, 3))
+    (values,) = run(lambda a: jnp.linalg.svd(a, compute_uv=False), a)
+    expected = reference_singular_values(a)
+    well = np.linalg.cond(a / np.sqrt((a * a).sum(1, keepdims=True))) < 1e3
+    assert well.mean() > 0.9
+    assert np.all(abs(values - expected)[well] <= 1e-12 * expected[well])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", SIZES)
+def test_qr(rows: int, dtype: Any) -> None:
+    for columns in {rows, 2}:
+        a = matrices(rows, columns).astype(dtype)
+        for mode in ("reduced", "complete"):
+            q, r = run(lambda a, mode=mode: tuple(jnp.linalg.qr(a, mode=mode)), a)
+            # Column by column.
+            scale = np.sqrt(np.sum(np.asarray(a, LONG) ** 2, 1))
+            error = np.sqrt(np.sum((q @ r - a) ** 2, 1))
+            assert small(error, scale, dtype, 8 * rows)
+            assert small(
+                norms(transposed(q) @ q - np.eye(q.shape[-1])), np.ones(len(a)), dtype, 8 * rows
+            )
+            np.testing.assert_array_equal(r, np.triu(r))
+    expected = jax.vmap(jnp.linalg.qr)(a[:40])
+    found = jm.fuse(jnp.linalg.qr)(a[:40])
+    assert_close(found, expected, 1e3 * np.finfo(dtype).eps)  # signs, too
+
+
+# ---- What JAX makes of them ----------------------------------------------------------------------
+
+
+def spd(a: Any) -> Any:
+    return a @ jnp.swapaxes(a, -1, -2) + 0.5 * jnp.eye(a.shape[-1])
+
+
+def tensor(a: Any) -> Any:
+    """Of what has signs of its own, something that has not."""
+    w, v = jnp.linalg.eigh(a + jnp.swapaxes(a, -1, -2))
+    return jnp.einsum("...ij,...j,...kj->...ik", v, jnp.exp(w), v)
+
+
+def stretch(a: Any) -> Any:
+    u, s, vt = jnp.linalg.svd(a)
+    return jnp.einsum("...ij,...j,...jk->...ik", u, s * s, vt)
+
+
+def lu_parts(a: Any) -> Any:
+    p, lower, upper = jax.scipy.linalg.lu(a)
+    return p @ lower @ jnp.sin(upper)
+
+
+# Each of a matrix or a field of them.
+FUNCTIONS: dict[str, Function] = {
+    "det": jnp.linalg.det,
+    "inv": jnp.linalg.inv,
+    "slogdet": lambda a: jnp.linalg.slogdet(a)[1],
+    "sign of det": lambda a: jnp.linalg.slogdet(a)[0] * a[..., 0, 0],
+    "solve": lambda a: jnp.linalg.solve(a, jnp.sin(a)),
+    "solve one": lambda a: jnp.linalg.solve(a, a[..., :1])[..., 0],
+    "cholesky": lambda a: jnp.linalg.cholesky(spd(a)),
+    "lower triangle": lambda a: jnp.linalg.cholesky(spd(a), symmetrize_input=False),
+    "matrix power": lambda a: jnp.linalg.matrix_power(a, 3),
+    "inverse power": lambda a: jnp.linalg.matrix_power(a, -2),
+    "norm": lambda a: jnp.linalg.norm(a, axis=(-2, -1)),
+    "spectral norm": lambda a: jnp.linalg.norm(a, ord=2, axis=(-2, -1)),
+    "nuclear norm": lambda a: jnp.linalg.norm(a, ord="nuc", axis=(-2, -1)),
+    "trace": lambda a: jnp.trace(a, axis1=-2, axis2=-1),
+    "eigvalsh": jnp.linalg.eigvalsh,
+    "function of a tensor": tensor,
+    "singular values": lambda a: jnp.linalg.svd(a, compute_uv=False),
+    "svd": stretch,
+    "qr": lambda a: jnp.linalg.qr(a)[1],
+    "pinv": jnp.linalg.pinv,
+    "condition": jnp.linalg.cond,
+    "triangular": lambda a: jax.scipy.linalg.solve_triangular(a, jnp.cos(a), lower=True),
+    "transposed": lambda a: jax.scipy.linalg.solve_triangular(a, jnp.cos(a), trans=1),
+    "unit diagonal": lambda a: jax.scipy.linalg.solve_triangular(
+        a, jnp.cos(a), unit_diagonal=True, lower=True
+    ),
+    "from the right": lambda a: jax.lax.linalg.triangular_solve(a, jnp.cos(a), lower=True),
+    "conjugate": lambda a: jax.lax.linalg.triangular_solve(
+        a, jnp.cos(a), transpose_a=True, conjugate_a=True
+    ),
+    "cho_solve": lambda a: jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(spd(a)), True), a),
+    "lu_solve": lambda a: jax.scipy.linalg.lu_solve(jax.scipy.linalg.lu_factor(a), jnp.cos(a)),
+    "lu_solve transposed": lambda a: jax.scipy.linalg.lu_solve(
+        jax.scipy.linalg.lu_factor(a), jnp.cos(a), trans=1
+    ),
+    "lu": lu_parts,
+    "sort": lambda a: jnp.sort(a, -1) * a,
+    "rows in order": lambda a: jnp.take_along_axis(a, jnp.argsort(a, -1), -1) @ a,
+}
+# Those of a field differentiate slowly in plain JAX, or compile slowly.
+FIELDS = ("det", "inv", "slogdet", "solve", "cholesky", "eigvalsh", "svd", "qr", "triangular")
+
+
+def well_conditioned(*shape: int) -> jax.Array:
+    random = np.random.default_rng(len(shape))
+    rows = np.eye(shape[-1])[::-1] * 3 + np.diag(np.arange(shape[-1]))
+    return jnp.asarray(random.uniform(-1, 1, shape) + rows)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("size", [3])
+def test_values_and_derivatives_are_those_of_vmap(name: str, size: int) -> None:
+    function, a = FUNCTIONS[name], well_conditioned(5, size, size)
+    assert len(programs(jm.fuse(function), a)) == 1
+    assert_close(jm.fuse(function)(a), jax.vmap(function)(a), 1e-11)
+
+    def gradient(transform: Function) -> Function:
+        return jax.grad(lambda a: jnp.sum(jnp.sin(transform(function)(a))))
+
+    assert_close(gradient(jm.fuse)(a), gradient(jax.vmap)(a), 1e-10)
+    if name in ("inv", "slogdet", "cholesky", "eigvalsh", "triangular", "lu_solve"):
+        found, expected = (
+            jax.jvp(gradient(f), (a,), (jnp.cos(a),))[1] for f in (jm.fuse, jax.vmap)
+        )
+        assert_close(found, expected, 1e-9)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("size", SIZES)
+def test_matrices_at_the_points_of_a_tile(name: str, size: int) -> None:
+    function, a = FUNCTIONS[name], well_conditioned(3, 2, 5, size, size)
+    (program,) = programs(jm.fuse(function), a)
+    assert_close(jm.fuse(function)(a), jax.vmap(function)(a), 1e-11)
+    # What vmap of a function of a point makes of it is the same.
+    of_points = jax.vmap(jax.vmap(function))
+    assert len(programs(jm.fuse(of_points), a)) == 1
+    # There are no tables of what is one number at each point.
+    assert size == 1 or all(x.constant is None or x.tile == () for x in program.inputs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_many_right_sides(dtype: Any) -> None:
+    a, b = well_conditioned(4, 3, 3).astype(dtype), np.ones((4, 3, 20), dtype) / 7
+    (x,) = run(jnp.linalg.solve, a, b)
+    assert small(abs(np.asarray(a, LONG) @ x - b), np.ones(()), dtype, 50)
+
+
+def test_a_cross_product() -> None:
+    a, b = well_conditioned(5, 3, 3), well_conditioned(5, 3, 3) + 1
+    assert len(programs(jm.fuse(jnp.cross), a, b)) == 1
+    assert_close(jm.fuse(jnp.cross)(a, b), jax.vmap(jnp.cross)(a, b))
+
+
+def test_without_elements() -> None:
+    a = jnp.zeros((0, 3, 3))
+    for name in ("inv", "svd"):
+        assert_close(jm.fuse(FUNCTIONS[name])(a), jax.vmap(FUNCTIONS[name])(a))
+
+
+@pytest.mark.parametrize("name", ["det", "slogdet", "inv", "solve", "cholesky", "eigvalsh", "qr"])
+def test_singular_matrices_and_what_is_no_number(name: str) -> None:
+    nan, inf = np.nan, np.inf
+    a = jnp.asarray(
+        [
+            np.zeros((3, 3)),
+            [[1, 2, 3], [2, 4, 6], [1, 1, 1]],
+            -np.eye(3),
+            [[1, 2, 3], [2, 5, nan], [1, 1, 1]],
+            [[1, 2, 3], [2, 5, inf], [1, 1, 1]],
+        ]
+    )
+    function = FUNCTIONS[name] if name != "cholesky" else jnp.linalg.cholesky
+    found, expected = (np.asarray(f(function)(a)) for f in (jm.fuse, jax.vmap))
+    clean = slice(3)
+    np.testing.assert_allclose(found[clean], expected[clean], rtol=1e-12, atol=1e-15)
+    # NaN goes at least as far.
+    assert np.isnan(found[np.isnan(expected)]).all()
+
+
+@pytest.mark.parametrize("name", ["det", "slogdet"])
+def test_the_derivative_of_a_singular_determinant(name: str) -> None:
+    a = jnp.asarray([np.zeros((3, 3)), [[1, 2, 3], [2, 4, 6], [1, 1, 1]], np.diag([1, 1, 0])])
+    found, expected = (
+        jax.grad(lambda a, f=f: jnp.sum(f(FUNCTIONS[name])(a)))(a) for f in (jm.fuse, jax.vmap)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_a_zero_beside_what_is_no_number() -> None:
+    """Zeros that are values stay: they make NaN of what is infinite."""
+    a = jnp.tile(jnp.eye(3), (2, 1, 1))
+    b = jnp.asarray([[1, np.nan, 2], [np.inf, 1, 1]])
+
+    def function(a: Any, b: Any) -> Any:
+        return jax.scipy.linalg.solve_triangular(a, b, lower=True)
+
+    found, expected = (np.asarray(f(function)(a, b)) for f in (jm.fuse, jax.vmap))
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+
+
+@pytest.mark.parametrize("name", ["inv", "cholesky", "qr", "svd", "solve"])
+def test_complex_and_large_matrices_are_left_to_jax(name: str) -> None:
+    function = FUNCTIONS[name]
+    a = well_conditioned(3, 3, 3) + 1j * jnp.eye(3)
+    assert_close(jm.fuse(function)(a), jax.vmap(function)(a))
+    with pytest.raises(Unsupported, match="5 x 5"):
+        read(function, (5, 5))
+    b = well_conditioned(3, 5, 5)
+    assert_close(jm.fuse(function)(b), jax.vmap(function)(b), 1e-11)
+
+
+def test_permutations() -> None:
+    pivots = np.stack(np.meshgrid(*[range(n, 4) for n in range(4)], indexing="ij"), -1).reshape(
+        -1, 4
+    )
+
+    def emit(function: str, *xs: Any) -> Any:
+        """Numbers are Python's."""
+        return xs[0] == xs[1] if function == "eq" else xs[2] if xs[0] else xs[1]
+
+    for row in pivots[::5]:
+        numbers = np.array([linalg.Number(emit, int(x)) for x in row], object)
+        found = [int(x.value) for x in linalg.permutation(numbers, 4)]
+        expected = jax.lax.linalg.lu_pivots_to_permutation(jnp.asarray(row, jnp.int32), 4)
+        assert found == expected.tolist()
+
+
+# ---- Places that are computed --------------------------------------------------------------------
+
+
+def place(a: Any) -> Any:
+    return jnp.argmax(jnp.abs(a[0]))
+
+
+PLACES: dict[str, Function] = {
+    "element": lambda a: a[place(a)] @ a,
+    "component": lambda a: a[:, place(a)] * a[0],
+    "number": lambda a: a[place(a), jnp.argmin(a[1])] * a,
+    "from the end": lambda a: a[-1 - place(a)] @ a,
+    "clipped": lambda a: jnp.take(a, place(a) + 1, 0, mode="clip") * a,
+    "filled": lambda a: jnp.nan_to_num(jnp.take(a, place(a) + 1, 0, mode="fill")) * a,
+    "wrapped": lambda a: jnp.take(a, place(a) + 2, 1, mode="wrap") * a[:, 0],
+    "along an axis": lambda a: jnp.take_along_axis(a, jnp.argsort(a, 1), 1) @ a,
+    "several": lambda a: a[jnp.argmax(a, 1)] * a,
+    "of a table": lambda a: jnp.array([1.0, 3.0, 5.0])[place(a)] * a,
+    "of known integers": lambda a: a * jnp.array([3, 1, 2])[place(a)],
+    "slice": lambda a: jax.lax.dynamic_slice(a, (place(a) + 1, 0), (2, 2)) @ a[:2],
+    "slice at both": lambda a: jax.lax.dynamic_slice(a, (place(a), place(a)), (2, 1)) * a[:2],
+    "counter": lambda a: a * jnp.cumsum(a > 0, 1) + jnp.sum(a > 0) * 2 % 3,
+    "differences": lambda a: (jnp.argmax(a, 1) - jnp.argmin(a, 1)) * a,
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_places_that_are_computed(name: str) -> None:
+    function = PLACES[name]
+    a = jnp.asarray(np.random.default_rng(1).normal(size=(40, 3, 3)))
+    assert len(programs(jm.fuse(function), a)) == 1
+    assert_close(jm.fuse(function)(a), jax.vmap(function)(a))
+    found, expected = (
+        jax.grad(lambda a, f=f: jnp.sum(jnp.sin(f(function)(a))))(a) for f in (jm.fuse, jax.vmap)
+    )
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda a: a.reshape(-1)[jnp.argmax(a)], "25 places"),
+        (lambda a: a * jnp.prod(jnp.argmax(a, 1)), "int"),
+        (lambda a: a * (jnp.argmax(a) // 2), "int"),
+        (lambda a: a * (jnp.argmax(a) + 2**53), "int"),
+        (lambda a: a * (jnp.argmax(a, 1).astype(jnp.uint8) - 1).astype(float), "int"),
+        (lambda a: jnp.sort(a.reshape(-1)), "sort of 25"),
+    ],
+)
+def test_what_is_left_to_jax(function: Function, reason: str) -> None:
+    with pytest.raises(Unsupported, match=reason):
+        read(function, (5, 5))
+    a = jnp.asarray(np.random.default_rng(1).normal(size=(4, 5, 5)))
+    assert_close(jm.fuse(function)(a), jax.vmap(function)(a))
+
+
+def test_sorting_what_is_no_number() -> None:
+    a = jnp.asarray([[np.nan, 1, -np.inf, 0.0], [2, np.nan, np.nan, 1], [0.0, -0.0, 0.0, -0.0]])
+    for function in (jnp.sort, jnp.argsort, lambda x: jnp.sort(x, descending=True)):
+        np.testing.assert_array_equal(jm.fuse(function)(a), jax.vmap(function)(a))
+    keys = lambda x: jax.lax.sort((jnp.floor(x), x, 2 * x), num_keys=2)  # noqa: E731
+    for found, expected in zip(jm.fuse(keys)(a), jax.vmap(keys)(a), strict=True):
+        np.testing.assert_array_equal(found, expected)
