@@ -1130,20 +1130,21 @@ def random_numbers(d: Draw) -> str:
     return f"{x} * jax.random.{name}({which}, {extra})"
 
 
-@operation
-def linear_algebra(d: Draw) -> str:
+def _matrices(d: Draw) -> tuple[Value, str, str]:
+    """A square matrix, and two made of it: one that is not singular, and a positive one."""
     x = d.value(
         "f",
         rank=(2, 2),
         least=1,
         where=lambda x: x.shape[0] == x.shape[1] and x.dtype in (np.float32, np.float64),
     )
-    n = x.shape[0]
-    safe = f"(jnp.tanh({x}) + 3 * jnp.eye({n}, dtype={x}.dtype))"
-    spd = f"({safe} @ {safe}.T)"
-    names = ["left_side", "lower", "transpose_a", "conjugate_a", "unit_diagonal"]
-    flags = "".join(f", {name}={d.pick(name, [True, False])}" for name in names)
-    full = d.pick("full_matrices", [True, False])
+    safe = f"(jnp.tanh({x}) + 3 * jnp.eye({x.shape[0]}, dtype={x}.dtype))"
+    return x, safe, f"({safe} @ {safe}.T)"
+
+
+@operation
+def linear_algebra(d: Draw) -> str:
+    x, safe, spd = _matrices(d)
     calls = [
         f"jnp.linalg.inv({safe})",
         f"jnp.linalg.det({safe})",
@@ -1153,13 +1154,24 @@ def linear_algebra(d: Draw) -> str:
         f"jnp.linalg.norm({x})",
         f"jnp.linalg.slogdet({safe})[1]",
         f"jax.scipy.linalg.solve_triangular({safe}, {x}, lower=True)",
-        f"jax.lax.linalg.triangular_solve({safe}, {x}{flags})",
-        f"jax.scipy.linalg.lu_solve(jax.scipy.linalg.lu_factor({safe}), {x}, trans=1)",
-        f"jnp.linalg.qr({safe}, mode={d.pick('mode', [repr('complete'), repr('reduced')])})[1]",
-        f"jax.lax.linalg.eigh({spd}, lower={full})[1]",
-        f"jnp.linalg.svd({safe}, compute_uv=False)",
-        f"jnp.square(jnp.linalg.svd({safe}, full_matrices={full})[0])",
+        f"jnp.linalg.qr({safe})[1]",
         f"jnp.linalg.matrix_power({x}, 2)",
+    ]
+    return d.pick("call", calls)
+
+
+@operation
+def factorisations(d: Draw) -> str:
+    x, safe, spd = _matrices(d)
+    flags = ", left_side=False, transpose_a=True, conjugate_a=True, unit_diagonal=True"
+    calls = [
+        f"jax.lax.linalg.triangular_solve({safe}, {x}{flags})",
+        f"jax.lax.linalg.triangular_solve({safe}, jnp.sin({x}){flags})",
+        f"jax.scipy.linalg.lu_solve(jax.scipy.linalg.lu_factor({safe}), {x}, trans=1)",
+        f"jnp.linalg.qr({safe}, mode='complete')[1]",
+        f"jax.lax.linalg.eigh({spd}, lower=False)[1]",
+        f"jnp.linalg.svd({safe}, compute_uv=False)",
+        f"jnp.square(jnp.linalg.svd({safe}, full_matrices=False)[0])",
     ]
     return d.pick("call", calls)
 

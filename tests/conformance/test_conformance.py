@@ -69,7 +69,8 @@ in_shardings out_shardings in_layouts out_layouts compiler_options_kvs jvp_jaxpr
 num_consts symbolic_zeros fwd_jaxpr_thunk bwd out_trees fun_jaxpr policy prevent_cse differentiated
 concrete split_transpose _split_transpose linear ft_in ft_out memory_spaces aliases dst_sharding
 update_jaxpr update_consts mul_impl dst_type new_sharding program unreduced
-branches_platforms subset_by_index algorithm sort_eigenvalues use_magma pivoting""".split()
+branches_platforms subset_by_index algorithm sort_eigenvalues use_magma pivoting
+const_lengths jaxprs permutation_size conjugate_a""".split()
 
 
 def observed() -> Iterator[Any]:
