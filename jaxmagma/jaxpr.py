@@ -634,6 +634,13 @@ class Reader:
             found[at] = piece
         return found
 
+    def in_order(self, read: Read, axes: Sequence[int]) -> Read:
+        """A value whose axes are ``axes`` of what is wanted, with its axes in order."""
+        order = [axes.index(n) for n in range(len(axes))]
+        if not isinstance(read, Tile):
+            return np.transpose(read, order)
+        return Tile(self.builder.transpose(read.value, order))
+
     def assembled(self, pieces: np.ndarray) -> Read:
         """Equal tiles as one, whose leading axes are those of the array they are in."""
         if pieces.ndim == 0:
@@ -740,7 +747,6 @@ def _window(
     what is not named has one place.
     """
     shape = reader.shape(x)
-    small = [n for n, extent in enumerate(tile) if extent <= _LARGEST_COMPONENT]
     places: dict[int, range] = {}
     beginnings: dict[int, Read] = {}
     for axis, (start, labels) in starts.items():
@@ -748,10 +754,6 @@ def _window(
         low, high = reader.bounds(start, np.int32) or (0, last)
         places[axis] = range(min(max(low, 0), last), min(max(high, 0), last) + 1)
         beginnings[axis] = reader.relabel(start, labels, output, tile)
-        for n in small:
-            # Beside what is known, all are components: each of it is a number then.
-            if output[n] in labels or not isinstance(x, Tile):
-                beginnings[axis] = reader.components(beginnings[axis], n)
     count = math.prod(map(len, places.values()))
     if count > _MOST_PLACES:
         raise Unsupported(f"one of {count} places, which is computed")
@@ -879,7 +881,7 @@ def _gather_known(reader: Reader, equation: JaxprEqn, x: Read, where: Read) -> R
     windows = dict(
         zip((n for n in range(len(shape)) if n not in gone), numbers.offset_dims, strict=True)
     )
-    whole = [n for n in windows if n not in numbers.start_index_map and sizes[n] == shape[n]]
+    whole = _whole_axes(windows, numbers.start_index_map, dict(enumerate(sizes)), shape)
     moved = [n for n in range(len(shape)) if n not in whole]
     small = [1 if n in whole else extent for n, extent in enumerate(shape)]
     parameters = dict(equation.params, fill_value=-1)
@@ -905,10 +907,17 @@ def _gather_known(reader: Reader, equation: JaxprEqn, x: Read, where: Read) -> R
         pieces[at] = filled if number < 0 else parts[number]
     # The axes of places stand ahead.
     order = [n for n in range(len(out)) if n not in kept] + kept
-    made = reader.assembled(pieces)
-    if not isinstance(made, Tile):
-        return np.transpose(made, np.argsort(order))
-    return Tile(reader.builder.transpose(made.value, [order.index(n) for n in range(len(out))]))
+    return reader.in_order(reader.assembled(pieces), order)
+
+
+def _whole_axes(
+    windows: Mapping[int, int],
+    indexed: Sequence[int],
+    sizes: Mapping[int, int],
+    shape: Sequence[int],
+) -> list[int]:
+    """The axes of which every window has all, so that they stay as they are."""
+    return [n for n in windows if n not in indexed and sizes[n] == shape[n]]
 
 
 def _gather_computed(reader: Reader, equation: JaxprEqn, x: Read, where: Tile) -> Read:
@@ -985,33 +994,86 @@ def _scatter(function: str | None) -> Callable[..., Read]:
     def rule(reader: Reader, equation: JaxprEqn, x: Read, where: Read, updates: Read) -> Read:
         name = equation.primitive.name
         if isinstance(where, Tile):
-            raise Unsupported(f"{name} at places that are computed")
+            return _scatter_computed(reader, equation, function, x, where, updates)
         shape, given = reader.shape(x), reader.shape(updates)
-        count = math.prod(given)
-        if not count:
-            return x
-        if max(math.prod(shape), count) > _MOST_PIECES:
-            raise Unsupported(f"{name} of {max(math.prod(shape), count)} values")
         numbers, mode = equation.params["dimension_numbers"], equation.params["mode"]
+        gone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+        left = (n for n in range(len(shape)) if n not in gone)
+        windows = dict(zip(left, numbers.update_window_dims, strict=True))
+        whole = _whole_axes(
+            windows,
+            numbers.scatter_dims_to_operand_dims,
+            {n: given[w] for n, w in windows.items()},
+            shape,
+        )
+        moved = [n for n in range(len(shape)) if n not in whole]
+        kept = [windows[n] for n in whole]
+        small = [1 if n in whole else extent for n, extent in enumerate(shape)]
+        few = [1 if n in kept else extent for n, extent in enumerate(given)]
+        count = math.prod(few)
+        if 0 in given:
+            return x
+        if max(math.prod(small), count) > _MOST_PIECES:
+            raise Unsupported(f"{name} of {max(math.prod(small), count)} values")
 
         def placed(update: Any) -> jax.Array:
-            zeros = jnp.zeros(shape, update.dtype)
+            zeros = jnp.zeros(small, update.dtype)
             return jax.lax.scatter_add(zeros, where, update, numbers, mode=mode)
 
         # Each value alone shows where it goes.
-        each = np.eye(count, dtype=np.float32).reshape(count, *given)
+        each = np.eye(count, dtype=np.float32).reshape(count, *few)
         with jax.ensure_compile_time_eval():
             hits = np.asarray(jax.vmap(placed)(each))
         if mode == GatherScatterMode.PROMISE_IN_BOUNDS and hits.sum() != count:
             raise Unsupported(f"{name} at places that there are not")
-        pieces = reader.pieces(x, range(len(shape)))
-        parts = reader.pieces(updates, range(len(given))).reshape(-1)
-        for n, *at in np.argwhere(hits).tolist():
+        pieces = reader.pieces(x, moved)
+        own = [n for n in range(len(given)) if n not in kept]
+        parts = reader.pieces(updates, own).reshape(-1)
+        for n, *at in np.argwhere(hits.squeeze(tuple(1 + n for n in whole))).tolist():
             old = pieces[tuple(at)]
             pieces[tuple(at)] = reader.emit(function, old, parts[n]) if function else parts[n]
-        return reader.assembled(pieces)
+        return reader.in_order(reader.assembled(pieces), [*moved, *whole])
 
     return rule
+
+
+def _scatter_computed(
+    reader: Reader, equation: JaxprEqn, function: str | None, x: Read, where: Tile, updates: Read
+) -> Read:
+    """Along one axis: each place has a value or not, as the index says, which is computed."""
+    name, numbers = equation.primitive.name, equation.params["dimension_numbers"]
+    shape, given = reader.shape(x), reader.shape(updates)
+    labels, batching = letters(len(shape)), numbers.operand_batching_dims
+    axis, *others = numbers.scatter_dims_to_operand_dims
+    windows = [n for n in range(len(shape)) if n != axis and n not in batching]
+    sizes = [given[n] for n in numbers.update_window_dims]
+    if others or sizes != [shape[n] for n in windows]:
+        raise Unsupported(f"{name} of windows at places that are computed")
+    # The axes of the index, and what they are of the result; along the others there are several.
+    named = dict(
+        zip(numbers.scatter_indices_batching_dims, (labels[n] for n in batching), strict=True)
+    )
+    several = [n for n in range(len(reader.shape(where)) - 1) if n not in named]
+    scattered = [n for n in range(len(given)) if n not in numbers.update_window_dims]
+    names = {scattered[n]: label for n, label in named.items()}
+    names |= dict(zip(numbers.update_window_dims, (labels[n] for n in windows), strict=True))
+    index = reader.pieces(reader.index(where, len(reader.shape(where)) - 1, 0), several)
+    values = reader.pieces(updates, [scattered[n] for n in several])
+    if index.size * shape[axis] > _MOST_PIECES:
+        raise Unsupported(f"{name} at {index.size} of {shape[axis]} places, which are computed")
+    pieces: list[Read] = list(reader.pieces(x, [axis]))
+    output, tile = labels.replace(labels[axis], ""), (*shape[:axis], *shape[axis + 1 :])
+    for at in np.ndindex(*index.shape):
+        own = "".join(named[n] for n in sorted(named))
+        place = reader.relabel(index[at], own, output, tile)
+        if equation.params["mode"] == GatherScatterMode.CLIP:
+            place = reader.emit("min", reader.emit("max", place, 0.0), float(shape[axis] - 1))
+        own = "".join(names[n] for n in sorted(names))
+        value = reader.relabel(values[at], own, output, tile)
+        for k, old in enumerate(pieces):
+            new = reader.emit(function, old, value) if function else value
+            pieces[k] = reader.emit("select", reader.emit("eq", place, float(k)), old, new)
+    return reader.stack(pieces, axis)
 
 
 def _reduce_sum(reader: Reader, equation: JaxprEqn, x: Tile) -> Read:
