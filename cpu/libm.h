@@ -84,40 +84,13 @@ JAXMAGMA_INLINE Lanes<T> Each(const Scalar& scalar, Operands... operands) {
   return result;
 }
 
-// Where functions have special values.
+// Where functions have special values, with either sign; they fill whole vectors.
+// clang-format off
 template <typename T, typename Limits = std::numeric_limits<T>>
-constexpr T kSpecial[] = {0,
-                          Limits::denorm_min(),
-                          Limits::min(),
-                          Limits::epsilon(),
-                          T(0.5),
-                          1,
-                          2,
-                          3,
-                          10,
-                          T(100),
-                          T(1000),
-                          T(1e5),
-                          T(1e30),
-                          Limits::max(),
-                          Limits::infinity(),
-                          Limits::quiet_NaN(),
-                          -T(0),
-                          -Limits::denorm_min(),
-                          -Limits::min(),
-                          -Limits::epsilon(),
-                          -T(0.5),
-                          -1,
-                          -2,
-                          -3,
-                          -10,
-                          -T(100),
-                          -T(1000),
-                          -T(1e5),
-                          -T(1e30),
-                          -Limits::max(),
-                          -Limits::infinity(),
-                          -Limits::quiet_NaN()};
+constexpr T kSpecial[] = {
+    0, Limits::denorm_min(), Limits::min(), Limits::epsilon(), T(0.5), 1, 2, 3,
+    10, 100, 1000, T(1e5), T(1e30), Limits::max(), Limits::infinity(), Limits::quiet_NaN()};
+// clang-format on
 
 // Whether two results are the same but for rounding.
 template <typename T>
@@ -130,15 +103,18 @@ bool Agree(T a, T b) {
   return difference <= kAbsolute || difference < kRelative * (b < 0 ? -b : b);
 }
 
-// Whether the vector function has the special values of the scalar one, after these `first` ones.
+// Whether a vector function has the special values of the scalar one, its first operands being
+// `first`.
 template <typename T, typename Vector, typename Scalar, typename... First>
-bool Agree(Vector vector, const Scalar& scalar, First... first) {
+bool HasSpecialValues(Vector vector, const Scalar& scalar, First... first) {
   bool agree = true;
   constexpr int kValues = sizeof(kSpecial<T>) / sizeof(T);
   for (int i = 0; i < kValues; i += kLanes<T>) {
-    const Lanes<T> last = LoadN<kLanes<T>>(kSpecial<T> + i);
-    const Lanes<T> result = vector(Splat(first)..., last);
-    for (int j = 0; j < kLanes<T>; ++j) agree &= Agree<T>(result[j], scalar(first..., last[j]));
+    for (const T sign : {T(1), T(-1)}) {
+      const Lanes<T> last = sign * LoadN<kLanes<T>>(kSpecial<T> + i);
+      const Lanes<T> result = vector(Splat(first)..., last);
+      for (int j = 0; j < kLanes<T>; ++j) agree &= Agree<T>(result[j], scalar(first..., last[j]));
+    }
   }
   return agree;
 }
@@ -150,13 +126,16 @@ typename VectorFunction<T, kOperands>::Pointer FindLibm(const char* name, const 
   const auto found = reinterpret_cast<typename VectorFunction<T, kOperands>::Pointer>(
       FindVectorFunction(kVectorAbi, kLanes<T>, kOperands, name));
   if (!found) return nullptr;
-  bool agree = true;
+  bool right = true;
   if constexpr (kOperands == 1) {
-    agree = Agree<T>(found, scalar);
+    right = HasSpecialValues<T>(found, scalar);
   } else {
-    for (const T first : kSpecial<T>) agree &= Agree<T>(found, scalar, first);
+    for (const T first : kSpecial<T>) {
+      right &= HasSpecialValues<T>(found, scalar, first);
+      right &= HasSpecialValues<T>(found, scalar, -first);
+    }
   }
-  return agree ? found : nullptr;
+  return right ? found : nullptr;
 }
 
 // libm's function `name`, which `scalar` calls. Each has a type of its own, and so is looked up
