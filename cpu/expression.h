@@ -47,7 +47,14 @@ struct Pointwise {
   static void Name(const Micro& m, T* const* at, Extent extent) {               \
     Loop<operands>(m, at, extent, [](auto... x) { return Of<T>::Name(x...); }); \
   }
-  JAXMAGMA_FUNCTIONS(JAXMAGMA_ENTRY)
+  JAXMAGMA_ARITHMETIC(JAXMAGMA_ENTRY)
+#undef JAXMAGMA_ENTRY
+#define JAXMAGMA_ENTRY(Name, operands)                                          \
+  static void Name(const Micro& m, T* const* at, Extent extent) {               \
+    const KeepSubnormals keep;                                                  \
+    Loop<operands>(m, at, extent, [](auto... x) { return Of<T>::Name(x...); }); \
+  }
+  JAXMAGMA_ELEMENTARY(JAXMAGMA_ENTRY)
 #undef JAXMAGMA_ENTRY
 
   static Body Real(int32_t function) {

@@ -8,6 +8,7 @@
 #include "functions.h"
 #include "half.h"
 #include "lanes.h"
+#include "libm.h"
 
 #if defined(__SSE2__)
 #include <immintrin.h>
@@ -34,20 +35,6 @@ JAXMAGMA_INLINE IntegerLanes<T> AsIntegers(Lanes<T> x) {
 }
 template <typename T>
 constexpr Integer<T> kSignBit = static_cast<Integer<T>>(Integer<T>{1} << (8 * sizeof(T) - 1));
-
-// Calls a scalar function lane by lane.
-template <typename T, typename Scalar>
-JAXMAGMA_INLINE Lanes<T> Each(Lanes<T> a, const Scalar& f) {
-  Lanes<T> result{};
-  for (int i = 0; i < kLanes<T>; ++i) result[i] = f(a[i]);
-  return result;
-}
-template <typename T, typename Scalar>
-JAXMAGMA_INLINE Lanes<T> Each(Lanes<T> a, Lanes<T> b, const Scalar& f) {
-  Lanes<T> result{};
-  for (int i = 0; i < kLanes<T>; ++i) result[i] = f(a[i], b[i]);
-  return result;
-}
 
 template <typename T>
 struct Of {
@@ -95,12 +82,13 @@ struct Of {
     if constexpr (sizeof(T) == 4)
       return reinterpret_cast<V>(_mm256_floor_ps(reinterpret_cast<__m256>(a)));
 #else
-    return Each<T>(a, [](T x) {
+    const auto floor = [](T x) {
       if constexpr (sizeof(T) == 8)
         return __builtin_floor(x);
       else
         return __builtin_floorf(x);
-    });
+    };
+    return Each<T>(floor, a);
 #endif
   }
   static JAXMAGMA_INLINE V Ceil(V a) { return Neg(Floor(Neg(a))); }
@@ -136,12 +124,13 @@ struct Of {
     if constexpr (sizeof(T) == 4)
       return reinterpret_cast<V>(_mm_sqrt_ps(reinterpret_cast<__m128>(a)));
 #else
-    return Each<T>(a, [](T x) {
+    const auto sqrt = [](T x) {
       if constexpr (sizeof(T) == 8)
         return __builtin_sqrt(x);
       else
         return __builtin_sqrtf(x);
-    });
+    };
+    return Each<T>(sqrt, a);
 #endif
   }
   static JAXMAGMA_INLINE V Rsqrt(V a) { return Splat(T{1}) / Sqrt(a); }
@@ -167,23 +156,25 @@ struct Of {
   }
   static JAXMAGMA_INLINE V First(V a) { return a; }
 
-#define JAXMAGMA_LIBM1(Name, name)     \
-  static JAXMAGMA_INLINE V Name(V a) { \
-    return Each<T>(a, [](T x) -> T {   \
-      if constexpr (sizeof(T) == 8)    \
-        return __builtin_##name(x);    \
-      else                             \
-        return __builtin_##name##f(x); \
-    });                                \
+#define JAXMAGMA_LIBM1(Name, name)                                 \
+  static JAXMAGMA_INLINE V Name(V a) {                             \
+    const auto scalar = [](T x) -> T {                             \
+      if constexpr (sizeof(T) == 8)                                \
+        return __builtin_##name(x);                                \
+      else                                                         \
+        return __builtin_##name##f(x);                             \
+    };                                                             \
+    return Libm<T>(sizeof(T) == 8 ? #name : #name "f", scalar, a); \
   }
-#define JAXMAGMA_LIBM2(Name, name)           \
-  static JAXMAGMA_INLINE V Name(V a, V b) {  \
-    return Each<T>(a, b, [](T x, T y) -> T { \
-      if constexpr (sizeof(T) == 8)          \
-        return __builtin_##name(x, y);       \
-      else                                   \
-        return __builtin_##name##f(x, y);    \
-    });                                      \
+#define JAXMAGMA_LIBM2(Name, name)                                    \
+  static JAXMAGMA_INLINE V Name(V a, V b) {                           \
+    const auto scalar = [](T x, T y) -> T {                           \
+      if constexpr (sizeof(T) == 8)                                   \
+        return __builtin_##name(x, y);                                \
+      else                                                            \
+        return __builtin_##name##f(x, y);                             \
+    };                                                                \
+    return Libm<T>(sizeof(T) == 8 ? #name : #name "f", scalar, a, b); \
   }
   JAXMAGMA_LIBM1(Cbrt, cbrt)
   JAXMAGMA_LIBM1(Exp, exp)
@@ -199,7 +190,7 @@ struct Of {
   JAXMAGMA_LIBM1(Atan, atan)
   JAXMAGMA_LIBM1(Sinh, sinh)
   JAXMAGMA_LIBM1(Cosh, cosh)
-  JAXMAGMA_LIBM1(Tanh, tanh)
+  JAXMAGMA_LIBM1(LibmTanh, tanh)
   JAXMAGMA_LIBM1(Asinh, asinh)
   JAXMAGMA_LIBM1(Acosh, acosh)
   JAXMAGMA_LIBM1(Atanh, atanh)
@@ -211,7 +202,18 @@ struct Of {
 #undef JAXMAGMA_LIBM1
 #undef JAXMAGMA_LIBM2
 
-  static JAXMAGMA_INLINE V Logistic(V a) { return Splat(T{1}) / (Splat(T{1}) + Exp(Neg(a))); }
+  // libmvec's of doubles looks values up, one lane after the other, which takes longer than this.
+  static JAXMAGMA_INLINE V Tanh(V a) {
+    if constexpr (sizeof(T) == 4) return LibmTanh(a);
+    const V e = Expm1(Splat(T{-2}) * Abs(a));
+    return CopySign(e / (e + Splat(T{2})), a);
+  }
+  // Of a negative number it is `e - e * small`, which rounds less than `e / (1 + e)`.
+  static JAXMAGMA_INLINE V Logistic(V a) {
+    const V e = Exp(Neg(Abs(a)));
+    const V small = e / (Splat(T{1}) + e);
+    return Pick(a < V{}, e - e * small, Splat(T{1}) - small);
+  }
 };
 
 }  // namespace jaxmagma::JAXMAGMA_ISA
