@@ -36,11 +36,11 @@ constexpr char kVectorAbi = '?';  // none
 
 template <typename T, int kOperands>
 struct VectorFunction {
-  using Pointer = JAXMAGMA_VECTOR_CALL Lanes<T> (*)(Lanes<T>);
+  using Pointer = JAXMAGMA_VECTOR_CALL Lanes<T> (*)(Lanes<T>) noexcept;
 };
 template <typename T>
 struct VectorFunction<T, 2> {
-  using Pointer = JAXMAGMA_VECTOR_CALL Lanes<T> (*)(Lanes<T>, Lanes<T>);
+  using Pointer = JAXMAGMA_VECTOR_CALL Lanes<T> (*)(Lanes<T>, Lanes<T>) noexcept;
 };
 
 // XLA's threads take subnormal numbers for zeros. While one of these lives, its thread does not:
@@ -122,7 +122,8 @@ bool HasSpecialValues(Vector vector, const Scalar& scalar, First... first) {
 // The vector function that stands for a scalar one, or null. Versions of libmvec differ in what
 // they make of zeros, infinities and subnormal numbers, so one that is wrong there is not used.
 template <typename T, int kOperands, typename Scalar>
-typename VectorFunction<T, kOperands>::Pointer FindLibm(const char* name, const Scalar& scalar) {
+typename VectorFunction<T, kOperands>::Pointer FindLibm(const char* name,
+                                                        const Scalar& scalar) noexcept {
   const auto found = reinterpret_cast<typename VectorFunction<T, kOperands>::Pointer>(
       FindVectorFunction(kVectorAbi, kLanes<T>, kOperands, name));
   if (!found) return nullptr;

@@ -9,7 +9,7 @@
 
 namespace jaxmagma {
 
-void* FindVectorFunction(char isa, int lanes, int operands, const char* name) {
+void* FindVectorFunction(char isa, int lanes, int operands, const char* name) noexcept {
   static void* const library = dlopen("libmvec.so.1", RTLD_NOW | RTLD_LOCAL);
   if (!library) return nullptr;
   const std::string symbol = std::string("_ZGV") + isa + "N" + std::to_string(lanes) +
