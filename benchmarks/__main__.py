@@ -158,7 +158,7 @@ def _measure_cases(
                 result = run_case(prepared, pool, effort, beyond_caches, ceilings, run)
             except Exception as exception:  # the other cases are still worth measuring
                 run.failures[workload.name] = measure.reason(exception)
-                print(f"{workload.name:<26}FAILED: {run.failures[workload.name]}", flush=True)
+                print(f"{workload.name:<32}FAILED: {run.failures[workload.name]}", flush=True)
                 continue
             run.results[result.case] = result
             print(report.line(result, goals.judge(result, run.results)), flush=True)
@@ -205,7 +205,7 @@ def run_case(
     return Result(
         workload.name,
         workload.dtype,
-        workload.shapes,
+        tuple(x.shape for x in workload.arguments),
         workload.least_bytes,
         workload.real_flops,
         ceiling.bytes_per_second,

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import product
 
-from benchmarks import fused
+from benchmarks import fused, programs
 from benchmarks import workloads as w
 from benchmarks.workloads import Workload
 
@@ -130,6 +130,12 @@ def applications(size: float) -> Iterator[Workload]:
         yield fused.global_diffusion(p, size)
 
 
+def whole_programs(size: float) -> Iterator[Workload]:
+    """Whole programs of an element as array code says them, in every spelling that there is."""
+    for program in programs.every():
+        yield from program.workloads(size)
+
+
 def library(size: float) -> Iterator[Workload]:
     """Work that XLA does well: here the aim is to lose nothing."""
     n = 1 << max(6, (int((size / 8 / 24) ** 0.5)).bit_length() - 1)
@@ -213,6 +219,7 @@ SUITES: dict[str, Callable[[float], Iterator[Workload]]] = {
     "matrices": matrices,
     "precisions": precisions,
     "applications": applications,
+    "programs": whole_programs,
     "library": library,
     "in-cache": in_cache,
     "all": everything,

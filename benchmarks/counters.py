@@ -111,10 +111,19 @@ def launch(names: Sequence[str], megabytes: float) -> None:
         for workload, (run, kernels) in zip(
             workloads, executor.map(_compiled, workloads), strict=True
         ):
-            inputs = [numbers[: math.prod(x)].reshape(x) for x in workload.shapes]
-            jax.block_until_ready(run(*(x.astype(workload.dtype) for x in inputs)))
+            drawn = [numbers[: math.prod(x)].reshape(x) for x in workload.shapes]
+            jax.block_until_ready(run(*_given(workload, drawn)))
             launches[workload.name] = kernels
     print(MARK + json.dumps(launches), flush=True)
+
+
+def _given(workload: Workload, drawn: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The arguments, made on the host."""
+    numbers = [x.astype(workload.dtype) for x in drawn]
+    if workload.given is None:
+        return numbers
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        return [np.asarray(x) for x in workload.given(*numbers)]
 
 
 def _compiled(workload: Workload) -> tuple[Function, int]:

@@ -45,6 +45,14 @@ ON_GPU = (
     Goal("bgemm(-nt|-tn|-tt)?(-f32|-c64|-c128)?", range(2, 33), 0.90, "roofline"),
     Goal("(chain|bk1|bk3)-grad(-all)?", range(1, 33), 0.80, "roofline"),
     Goal("(chain|interp3d|bk1|bk3|bk5)-traced", range(1, 33), 0.95, "constant"),
+    # However they are spelled.
+    Goal(
+        "(elasticity|solid|convection|euler|diffusion-of-geometry)(:.*)?",
+        range(1, 5),
+        0.45,
+        "roofline",
+    ),
+    Goal("solid-tangent", range(1, 5), 0.40, "roofline"),
 )
 
 CPU_FAMILIES = ("chain", "interp3d", "bk1", "bk3")  # compared with jnp.einsum

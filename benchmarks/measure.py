@@ -64,10 +64,11 @@ class Pool:
         """Makes a workload's inputs of the pool, from an offset on."""
 
         def cut(values: jax.Array, offset: jax.Array) -> Inputs:
-            return tuple(
+            numbers = tuple(
                 self._cut(values, offset + 1_000_003 * k, shape, workload.dtype)
                 for k, shape in enumerate(workload.shapes)
             )
+            return workload.given(*numbers) if workload.given else numbers
 
         return cut
 

@@ -31,7 +31,7 @@ SHIPPED = Path(__file__).parent.parent / "jaxmagma" / "tables"
 # ---- Terminal --------------------------------------------------------------------------------
 
 HEADER = (
-    f"{'case':<26}{'ms':>9}{'GB/s':>8}{'TFLOP/s':>9}{'% copy':>8}{'% roof':>8}{'jnp':>8}{'vmap':>8}"
+    f"{'case':<32}{'ms':>9}{'GB/s':>8}{'TFLOP/s':>9}{'% copy':>8}{'% roof':>8}{'jnp':>8}{'vmap':>8}"
     f"{'error':>8}  goal"
 )
 
@@ -44,7 +44,7 @@ def line(r: Result, verdict: Verdict | None) -> str:
     worst = max((e for e in (r.error, r.exact_error) if e is not None), default=None)
     goal = "" if verdict is None else verdict.goal + ("" if verdict.met else "  <- short")
     return (
-        f"{r.case:<26}{r.seconds * 1e3:>9.3f}{r.bandwidth / 1e9:>8.1f}"
+        f"{r.case:<32}{r.seconds * 1e3:>9.3f}{r.bandwidth / 1e9:>8.1f}"
         f"{r.flops_per_second / 1e12:>9.3g}{r.of_copy:>8.1%}{r.of_roofline:>8.1%}"
         f"{faster('jnp'):>8}{faster('vmap'):>8}{'' if worst is None else f'{worst:.0e}':>8}  {goal}"
     )
@@ -58,7 +58,7 @@ def closing(run: Run) -> Iterator[str]:
     if judged:
         yield f"{len(judged) - len(short)} of {len(judged)} cases with a goal reach it"
     for r, verdict in short:
-        yield f"  {r.case:<26}{verdict.reached:>14}, goal {verdict.goal}"
+        yield f"  {r.case:<32}{verdict.reached:>14}, goal {verdict.goal}"
     yield from goals.overall(run.results)
     for call in run.first_calls:
         yield (
@@ -148,7 +148,7 @@ def _ranges(families: dict[str, list[Result]]) -> str:
         whole = f"{sizes[0]} … {sizes[-1].split(' ')[-1]}" if len(sizes) > 1 else sizes[0]
         rows.append(
             (
-                f"{name}, {whole}" if re.match("[pnk] = ", whole) else name,
+                f"{name}, {whole}" if re.match("[pnkc] = ", whole) else name,
                 _range([r.bandwidth / 1e9 for r in members], ".0f"),
                 _range([100 * r.of_roofline for r in members], ".0f"),
                 *(
@@ -172,6 +172,30 @@ def precisions_table(run: Run) -> str:
         )
         rows.append((name, f"{letter} = {', '.join(shares)}"))
     return _table(("case", "% of roofline"), sorted(rows, key=lambda x: x[0].split("-")[-1]))
+
+
+def programs_table(run: Run) -> str:
+    """Of whole programs the share of the roofline, of plain array code and of every spelling."""
+    families = {w.family for w in cases.build(["programs"], 1)}
+    rows: dict[str, dict[str, Result]] = {}  # by program and size, then by spelling
+    for r in run.results.values():
+        if _family(r) in families:
+            program, _, spelling = _family(r).partition(":")
+            rows.setdefault(f"{program}, {_size(r)}", {})[spelling] = r
+    others = dict.fromkeys(spelling for row in rows.values() for spelling in row if spelling)
+
+    def cells(row: dict[str, Result]) -> Iterator[str]:
+        plain = row.get("")
+        faster = None if plain is None else plain.speedup("vmap")
+        yield "" if plain is None else f"{100 * plain.of_roofline:.0f}"
+        yield "" if faster is None else f"{faster:.1f}×"
+        for name in others:
+            yield f"{100 * row[name].of_roofline:.0f}" if name in row else ""
+
+    return _table(
+        ("program", "% of roofline", "× jax.vmap", *others),
+        [(program, *cells(row)) for program, row in rows.items()],
+    )
 
 
 def mean_table(run: Run) -> str:
@@ -264,6 +288,7 @@ TABLES: dict[str, Callable[[Run], str]] = {
     "headline": headline_table,
     "speed": speed_table,
     "precisions": precisions_table,
+    "programs": programs_table,
     "mean": mean_table,
     "libceed": libceed_table,
     "first-call": first_call_table,
@@ -292,7 +317,7 @@ def _family(r: Result) -> str:
 
 def _size(r: Result) -> str:
     size = r.case.split("/")[1]
-    return re.sub(r"^([pnk])(\d+)$", r"\1 = \2", size)
+    return re.sub(r"^([pnkc])(\d+)$", r"\1 = \2", size)
 
 
 def _families(run: Run) -> dict[str, list[Result]]:

@@ -33,7 +33,7 @@ class Workload:
 
     Attributes:
       name: family and size, as in ``bk1/p3``.
-      shapes: of the arguments.
+      shapes: of the arguments, or of the random arrays of which ``given`` makes them.
       shared: whether an argument has no element axis.
       least_bytes: of the arguments, and of the results.
       flops: a complex multiplication and addition counted as two.
@@ -45,6 +45,8 @@ class Workload:
         cotangent of the result as the last argument.
       leading: whether the first elements of the result can be computed alone, in numpy.
       in_cache: whether to time it on data that is still in a cache.
+      given: makes the arguments of arrays of numbers in (-1, 1): in the ranges, and in the order
+        in memory, that the function wants them in. This is not timed.
     """
 
     name: str
@@ -60,11 +62,13 @@ class Workload:
     dtype: str = "float64"
     leading: bool = True
     in_cache: bool = False
+    given: Callable[..., tuple[Array, ...]] | None = None
 
     @property
     def arguments(self) -> list[jax.ShapeDtypeStruct]:
         """What stands for the arguments where none are at hand."""
-        return [jax.ShapeDtypeStruct(shape, self.dtype) for shape in self.shapes]
+        drawn = [jax.ShapeDtypeStruct(shape, self.dtype) for shape in self.shapes]
+        return list(jax.eval_shape(self.given, *drawn)) if self.given else drawn
 
     def __post_init__(self) -> None:
         if len(self.shapes) != len(self.shared):
@@ -76,7 +80,7 @@ class Workload:
 
     @property
     def input_bytes(self) -> int:
-        return sum(math.prod(s) for s in self.shapes) * np.dtype(self.dtype).itemsize
+        return sum(x.size * x.dtype.itemsize for x in self.arguments)
 
     @property
     def real_flops(self) -> int:
@@ -356,7 +360,7 @@ def _components(d: Array) -> list[Array]:
     return [d[:, k] for k in range(6)]
 
 
-def _gradient_sweep(n: int, q: int) -> int:
+def gradient_sweep(n: int, q: int) -> int:
     """Flops of the three derivatives at the points, with shared partial sums."""
     return 2 * (2 * q * n**3 + 3 * q * q * n * n + 3 * q**3 * n)
 
@@ -370,7 +374,7 @@ def bk3(p: int, total_bytes: float, dtype: str = "float64", *, fused: bool = Tru
         shapes=((q, n), (q, n), (e, n, n, n), (e, 6, q, q, q)),
         shared=(True, True, False, False),
         least_bytes=e * (2 * n**3 + 6 * q**3) * w,
-        flops=e * (2 * _gradient_sweep(n, q) + 15 * q**3),
+        flops=e * (2 * gradient_sweep(n, q) + 15 * q**3),
         batched=lambda einsum: lambda b, g, u, d: diffusion(einsum, b, g, u, _components(d), "e"),
         element=lambda b, g, u, d: diffusion(jnp.einsum, b, g, u, d, ""),
         fused=fused,
@@ -384,7 +388,7 @@ def bk3_grad(p: int, total_bytes: float, dtype: str = "float64", *, bases: bool)
     per_element = (3 * n**3 + 12 * q**3) * w
     e = elements(total_bytes, per_element)
     forward = bk3(p, e * (2 * n**3 + 6 * q**3) * w, dtype)
-    flops = 6 * _gradient_sweep(n, q) - 4 * q * n**3 if bases else 3 * _gradient_sweep(n, q)
+    flops = 6 * gradient_sweep(n, q) - 4 * q * n**3 if bases else 3 * gradient_sweep(n, q)
     return gradient(
         forward if bases else constant(forward),
         "grad-all" if bases else "grad",
