@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+
+from jaxmagma import partition
 
 
 Transpose = Callable[[Sequence[jax.Array], Sequence[jax.Array]], list[jax.Array]]
@@ -26,7 +27,7 @@ def transposed_only(
     Those are of the ``tangents``.  It holds no traced array but its arguments.
     """
     counts = len(primals), len(tangents)
-    operands = *primals, *tangents, *results
+    operands = partition.common_variance([*primals, *tangents, *results])
     return list(transposed_only_p.bind(*operands, transpose=transpose, counts=counts))
 
 
@@ -66,9 +67,7 @@ def _batch(
     """What is not mapped is repeated, so that its cotangents are added up."""
 
     def mapped(x: Any, dim: int | None) -> Any:
-        if dim is None:
-            return jnp.broadcast_to(x, (axis.size, *jnp.shape(x)))
-        return jnp.moveaxis(x, dim, 0)
+        return batching.bdim_at_front(x, dim, axis.size, axis.explicit_mesh_axis)
 
     primals, tangents, results = _split(operands, counts)
     of_primals, *others = _split(dims, counts)

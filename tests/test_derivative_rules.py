@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 import jaxmagma as jm
 from tests.einsums import normal
@@ -81,8 +83,8 @@ reverse.defvjp(
 )
 
 
-def matrix(x: jax.Array) -> Any:
-    return MATRIX.astype(x.dtype) @ x
+def matrix(x: jax.Array) -> jax.Array:
+    return jnp.asarray(MATRIX, x.dtype) @ x
 
 
 def looped(x: jax.Array) -> jax.Array:
@@ -108,7 +110,8 @@ RULES: dict[str, tuple[Function, bool]] = {
     ),
     "custom_jvp": (lambda x: inner(matrix(x)) * x, True),
     "custom_jvp in custom_jvp": (lambda x: outer(matrix(x)) * x, True),
-    "custom_jvp in a loop": (looped, True),
+    # Which rules in loops JAX 0.10 loses is another matter for each order of modes.
+    "custom_jvp in a loop": (looped, False),
     "nondiff_argnums": (lambda x: own_power(3, matrix(x)) * x, True),
     "checkpoint": (jax.checkpoint(lambda x: outer(matrix(x)) * jax.nn.silu(x)), True),
     "custom_vjp": (lambda x: clipped(jnp.sin(matrix(x))) * x, False),
@@ -276,6 +279,23 @@ def test_collectives_in_a_reverse_rule(getkey: GetKey) -> None:
         jax.jit(jax.grad(energy_of(f(lambda x: centred(matrix(x)) * x, axis_name="e"))))(x)
         for f in (jm.fuse, jax.vmap)
     )
+    assert_same(found, expected, np.float64)
+
+
+def test_reverse_rules_under_shard_map(getkey: GetKey) -> None:
+    """What all devices share gets the sum of their cotangents."""
+    x, y = normal(getkey(), (8, 3)), normal(getkey(), (3,))
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+
+    def function(x: jax.Array, y: jax.Array) -> jax.Array:
+        return clipped(matrix(x * y)) * jax.nn.softplus(x)
+
+    def sharded(x: jax.Array, y: jax.Array) -> Any:
+        fused = jm.fuse(function, (0, None))
+        return jax.shard_map(fused, mesh=mesh, in_specs=(P("d"), P()), out_specs=P("d"))(x, y)
+
+    found = jax.jit(jax.grad(energy_of(sharded), (0, 1)))(x, y)
+    expected = jax.grad(energy_of(jax.vmap(function, (0, None))), (0, 1))(x, y)
     assert_same(found, expected, np.float64)
 
 
