@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
+from jax.extend.core.primitives import convert_element_type_p
 
 from jaxmagma.conditions import Kind
 from jaxmagma.index import Gathered
-from jaxmagma.jaxpr import Unsupported
+from jaxmagma.jaxpr import Unsupported, is_extended
 from jaxmagma.lines import Line, Lines, Variable, differentiated, inlined, variables
 from jaxmagma.reverse import transposed_only
 
@@ -45,7 +46,7 @@ def with_rules(
     def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
         # What has no tangent has none in the function, either: zero times infinity is no zero.
         along = {
-            n: replace(x, vector=t.vector) if isinstance(x, Gathered) else t
+            n: _canonical(replace(x, vector=t.vector) if isinstance(x, Gathered) else t)
             for n, (x, t) in enumerate(zip(primals, tangents, strict=True))
             if not isinstance(t.vector if isinstance(x, Gathered) else t, SymbolicZero)
         }
@@ -57,7 +58,21 @@ def with_rules(
         ]
 
     function.defjvp(rule, symbolic_zeros=True)
-    return list(function(*operands))
+    return list(function(*map(_canonical, operands)))
+
+
+def _canonical(operand: Any) -> Any:
+    """The same as arrays of JAX: no custom_jvp takes mapped ones of NumPy while it is traced."""
+
+    def canonical(x: jax.Array) -> jax.Array:
+        if is_extended(x.dtype) or not isinstance(x, jax.core.Tracer):
+            return x
+        weak_type = bool(jax.typeof(x).weak_type)
+        return convert_element_type_p.bind(
+            x, new_dtype=np.dtype(x.dtype), weak_type=weak_type, sharding=None
+        )
+
+    return jax.tree.map(canonical, operand)
 
 
 def _moves(x: Any) -> bool:

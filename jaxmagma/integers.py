@@ -40,8 +40,13 @@ def are_exact(bounds: Bounds, integer: np.dtype, dtype: np.dtype) -> bool:
 def _corners(function: Callable[..., int]) -> Rule:
     """Of a function that is monotonic in each operand, or a product."""
 
-    def rule(parameters: Parameters, shape: Shape, operands: Sequence[Bounds | None]) -> Bounds:
-        found = [function(*x) for x in itertools.product(*(x for x in operands if x is not None))]
+    def rule(
+        parameters: Parameters, shape: Shape, operands: Sequence[Bounds | None]
+    ) -> Bounds | None:
+        known = [x for x in operands if x is not None]
+        if len(known) < len(operands):
+            return None  # of numbers that are no integers
+        found = [function(*x) for x in itertools.product(*known)]
         return min(found), max(found)
 
     return rule

@@ -338,3 +338,17 @@ def test_explain_shows_the_kernels_of_a_gradient(getkey: GetKey) -> None:
         found = jm.explain(jax.grad(energy_of(jm.fuse(function))), x, quiet=True)
         assert len(found) == 2
         assert all(x.program is not None for x in found)
+
+
+def test_arrays_of_numpy_under_a_trace() -> None:
+    x = np.ones((3, 4))
+
+    def gradient() -> Any:
+        return jax.grad(lambda x: jm.fuse(lambda x: jnp.max(x) * x)(x).sum())(x)
+
+    def tangent() -> Any:
+        return jax.jvp(jm.fuse(jax.nn.relu), (x,), (x,))[1]
+
+    for function in (gradient, tangent, lambda: jm.fuse(jnp.max)(x)):
+        jax.make_jaxpr(function)()
+    np.testing.assert_allclose(jax.jit(gradient)(), np.full((3, 4), 2.0), rtol=1e-6)
