@@ -217,7 +217,10 @@ def scalar_jvp_of_jax(
         moving = tuple(x for x, is_active in chosen if is_active)
         return jax.jvp(active_only, moving, tuple(tangents))[1]
 
-    jaxpr = jax.make_jaxpr(tangent)([scalar] * len(active), [scalar] * sum(active))
+    with jax.sharding.use_abstract_mesh(
+        jax.sharding.AbstractMesh((), ())
+    ):  # a scalar has no shards
+        jaxpr = jax.make_jaxpr(tangent)([scalar] * len(active), [scalar] * sum(active))
     return pointwise_rule(jaxpr, dtype)
 
 

@@ -114,4 +114,13 @@ COMPLEX_FUNCTIONS = frozenset({"add", "sub", "neg", "mul"})
 def evaluate(function: str, *operands: Any) -> Any:
     """The function of arrays that broadcast against each other."""
     shape = jnp.broadcast_shapes(*(jnp.shape(x) for x in operands))
-    return FUNCTIONS[function].evaluate(*(jnp.broadcast_to(x, shape) for x in operands))
+    whole = next((x for x in operands if jnp.shape(x) == shape), None)
+
+    def spread(x: Any) -> Any:
+        if jnp.shape(x) == shape:
+            return x
+        if jnp.size(x) == 1 and whole is not None:  # sharded as the others are
+            return lax.full_like(whole, jnp.reshape(x, ()), jnp.result_type(x))
+        return jnp.broadcast_to(x, shape)
+
+    return FUNCTIONS[function].evaluate(*map(spread, operands))

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import opt_einsum
 
 from jaxmagma import functions
@@ -72,12 +73,29 @@ def _place(
     pieces = [
         _with_batch(*values[value], axes, (1,) * program.batch_rank) for value in operation.operands
     ]
-    batch = jnp.broadcast_shapes(*(x.shape[: len(axes)] for x in pieces))
-    flat = jnp.zeros((*batch, math.prod(operation.tile)), pieces[0].dtype)
+    total = None
     for (_, offset, strides), piece in zip(operation.pieces, pieces, strict=True):
-        at = places(offset, strides, piece.shape[len(axes) :])
-        flat = flat.at[..., at].add(piece)
-    return flat.reshape((*batch, *operation.tile)), axes
+        tile = piece.shape[len(axes) :]
+        # Read by places of the result, not written to those: that keeps the sharding of a batch.
+        sources = _sources(places(offset, strides, tile).reshape(-1), math.prod(operation.tile))
+        flat = piece.reshape((*piece.shape[: len(axes)], math.prod(tile)))
+        found = flat.at[..., sources].get(mode="fill", fill_value=0)
+        part = jnp.sum(found, -1) if sources.shape[-1] > 1 else found[..., 0]
+        part = part.reshape((*part.shape[:-1], *operation.tile))
+        total = part if total is None else total + part
+    assert total is not None, "a place has pieces"
+    return total, axes
+
+
+def _sources(where: np.ndarray, size: int) -> np.ndarray:
+    """For every place those of the values that are put there, and one beyond all for none."""
+    order = np.argsort(where, kind="stable")
+    counts = np.bincount(where, minlength=size)
+    table = np.full((size, max(1, int(counts.max(initial=0)))), len(where))
+    first = np.cumsum(counts) - counts
+    sorted_places = where[order]
+    table[sorted_places, np.arange(len(where)) - first[sorted_places]] = order
+    return table
 
 
 def _gather(

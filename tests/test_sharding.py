@@ -5,6 +5,7 @@ The CPU is eight devices (``tests/conftest.py``), so nothing here is ever skippe
 
 import collections
 import contextlib
+import functools
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -539,3 +540,29 @@ def test_rule_names_what_is_summed_over() -> None:
     rule, factors = rule_of("ei,eij,ej->", (9, 3), (9, 3, 2), (9, 2))
     assert rule == "b0 t0, b0 t1 t2, b0 t3 -> "
     assert factors["reduction_factors"] == ("b0",)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jnp.max(x) * x,
+        lambda x: jax.nn.relu(x) * x,
+        lambda x: x[1:3] * x[0],
+        lambda x: jnp.pad(x, (1, 1)),
+    ],
+    ids=["max", "relu", "slice", "pad"],
+)
+def test_gradients_on_an_explicit_mesh(function: Callable[..., Any], getkey: GetKey) -> None:
+    mesh = make_mesh(AxisType.Explicit, d=8)
+    x = jax.random.normal(getkey(), (64, 4))
+
+    def energy(transform: Callable[..., Any], x: jax.Array) -> jax.Array:
+        return jnp.sum(transform(function)(x) ** 2)
+
+    with jax.set_mesh(mesh):
+        sharded = jax.device_put(x, NamedSharding(mesh, P("d", None)))
+        found, expected = (
+            jax.jit(jax.grad(functools.partial(energy, f)))(sharded) for f in (jm.fuse, jax.vmap)
+        )
+        assert jax.typeof(found).sharding == jax.typeof(expected).sharding
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
