@@ -117,11 +117,13 @@ class _Derivative:
         ruled = [x for x in differentiated(needed, dots) if x.has_own_derivative]
         last = [x for x in needed if not linear.isdisjoint(x.results)]
         cuts = [x for line in ruled for x in line.results], _read(last, [])
+        # A program would lose the rule of a linear map, as that of a solver, when it is transposed.
+        plainly = linear.intersection(x for line in ruled for x in line.results)
         for some in cuts:
             known = {*some, *variables(dots)}.difference(linear, own)
             left = lines.computing(dots, [*own, *known])
             given = [x for x in _read(left, dots) if x in known]
-            rest = Lines([*own, *given, *directions], left, dots)
+            rest = Lines([*own, *given, *directions], left, dots, frozenset(plainly))
             if self._is_single(rest, [*primals, *given, *along]):
                 break
         # What is but an argument without its tangent is no result of a program.

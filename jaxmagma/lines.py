@@ -81,11 +81,15 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Lines:
-    """Straight-line code: ``results`` are variables, or known values."""
+    """Straight-line code: ``results`` are variables, or known values.
+
+    Lines whose results are among ``plainly`` plain JAX is to compute.
+    """
 
     parameters: Sequence[Variable]
     lines: Sequence[Line]
     results: Sequence[Any]
+    plainly: frozenset[Variable] = frozenset()
 
     def computing(self, results: Iterable[Any], given: Iterable[Variable] = ()) -> list[Line]:
         """The lines that some results need, where some variables are given."""

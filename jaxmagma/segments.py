@@ -258,6 +258,8 @@ def evaluate(lines: Lines, operands: Sequence[Operand], single: bool = False) ->
     for number, line in enumerate(lines.lines):
         found = [value(x) for x in line.operands]
         try:
+            if not lines.plainly.isdisjoint(line.results):
+                raise Unsupported("a linear map with a derivative of its own")
             if any(isinstance(x, unknown) for x in found):
                 made: Sequence[Any] = segment.add(line, found)
             else:
