@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxmagma as jm
 from jaxmagma import reference
 from jaxmagma.builder import Builder
 from jaxmagma.jaxpr import POINTWISE, RULES, Reader, Tile, Unsupported, inner_jaxpr
@@ -145,7 +146,7 @@ def test_the_first_of_the_best_and_of_what_is_not_a_number(function: Callable[..
         (lambda x: jnp.sort(x), (9,), "sort of 9"),
         (lambda x: x.astype(np.float32), (3,), "convert_element_type mixes float32 with float64"),
         (lambda x: jnp.argmax(x) // 2, (3,), "div computes with int"),
-        (lambda x: x.at[jnp.argmax(x)].set(0.0), (3,), "scatter at places"),
+        (lambda x: x.at[jnp.argmax(x), jnp.argmax(x)].set(0.0), (3, 3), "scatter of windows at"),
         (lambda x: jnp.max(x), (65,), "65 pieces"),
         (lambda x: jax.lax.scan(lambda c, y: (c + y, None), x[0], x)[0], (65,), "65 steps"),
         (lambda x: jax.lax.pad(x, x[0], ((1, 0, 0),)), (3,), "pad with what is computed"),
@@ -217,3 +218,16 @@ def test_values_of_parameters_that_rules_know(
     else:
         with pytest.raises(Unsupported, match=reason):
             read(function, tile)
+
+
+@pytest.mark.parametrize("mode", ["clip", "fill", "promise_in_bounds"])
+@pytest.mark.parametrize("method", ["set", "add", "mul"])
+def test_values_are_put_at_computed_places(mode: str, method: str) -> None:
+    def function(x: Any, y: Any) -> Any:
+        place = jnp.argmax(x, axis=-1)
+        rows = getattr(x.at[..., place[0], :], method)(y, mode=mode)
+        return jax.vmap(lambda row, k: getattr(row.at[k], method)(7.0, mode=mode))(rows, place)
+
+    x, y = np.random.default_rng(0).normal(size=(2, 6, 3, 3))
+    assert_close(jm.fuse(function)(x, y[:, 0]), jax.vmap(function)(x, y[:, 0]))
+    assert len(read(function, (3, 3), (3,)).outputs) == 1

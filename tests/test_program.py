@@ -213,7 +213,7 @@ def test_sum_of_values_is_a_chain_of_additions() -> None:
     assert builder.sum(values[:1]) == values[0]
     total = builder.sum(values)
     operations = builder.build([Output(total, (0,))]).program.operations
-    assert [repr(x) for x in operations] == ["add %0[a], %1[a] -> [a]", "add %3[a], %2[a] -> [a]"]
+    assert [repr(x) for x in operations] == ["add %0[a], %1[a] -> [a]", "add %2[a], %3[a] -> [a]"]
 
 
 def test_what_no_output_needs_is_left_out() -> None:

@@ -204,7 +204,7 @@ def test_other_dtypes(dtype: Any, getkey: GetKey) -> None:
 
 
 def test_several_derivatives_across_what_is_not_fused(matrices: jax.Array) -> None:
-    function = lambda a: jnp.sum(jnp.sin(jnp.linalg.cholesky(positive(a)) @ a))  # noqa: E731
+    function = lambda a: jnp.sum(jnp.sin(jnp.linalg.cholesky(positive(a)) @ large(a)))  # noqa: E731
 
     def product(transform: Function) -> Any:
         energy = lambda a: jnp.sum(transform(function)(a) ** 2)  # noqa: E731
