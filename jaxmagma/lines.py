@@ -75,6 +75,11 @@ class Line(NamedTuple):
         return self.equation.primitive.name == "stop_gradient"
 
     @property
+    def is_solver(self) -> bool:
+        """Whether it is read as a solver, whose rule goes by the map that it solves with."""
+        return "custom_linear_solve" in self._names
+
+    @property
     def is_reverse_only(self) -> bool:
         return _REVERSE_ONLY in self._names
 

@@ -259,7 +259,7 @@ def evaluate(lines: Lines, operands: Sequence[Operand], single: bool = False) ->
         found = [value(x) for x in line.operands]
         try:
             if not lines.plainly.isdisjoint(line.results):
-                raise Unsupported("a linear map with a derivative of its own")
+                raise Unsupported("a solver in a derivative")
             if any(isinstance(x, unknown) for x in found):
                 made: Sequence[Any] = segment.add(line, found)
             else:

@@ -961,6 +961,7 @@ def sort(d: Draw) -> str:
         f"jnp.sort({x}, axis={axis}, descending={d.pick('descending', [True, False])})",
         f"jnp.argsort({x}, axis={axis}, stable=True, descending={d.chance(0.5)})",
         f"lax.sort(({x}, {d.like(x, 'fi')}), dimension={axis}, num_keys=1, is_stable=True)",
+        f"lax.sort({x}, dimension={axis}, is_stable=False)",
         f"lax.sort(({x}, {d.like(x, 'fi')}), dimension={axis}, num_keys=2)",
     ]
     return d.pick("call", calls)
