@@ -823,16 +823,20 @@ def _pad(reader: Reader, equation: JaxprEqn, x: Read, padding: Read) -> Read:
     config = equation.params["padding_config"]
     if isinstance(padding, Tile) or any(min(x) < 0 for x in config):
         raise Unsupported("pad with what is computed, or by less than nothing")
-    shape = tuple(aval(equation.outvars[0]).shape)
-    around = np.asarray(padding)
+    shape, fill = tuple(aval(equation.outvars[0]).shape), np.asarray(padding)
+    # Along long axes all at once; then what is short is put together piece by piece.
+    x = _padded_at_once(
+        reader,
+        x,
+        [y if n > MOST_COMPONENTS else (0, 0, 0) for y, n in zip(config, shape, strict=True)],
+        fill,
+    )
     for axis, (low, _, gap) in enumerate(config):
         own = reader.shape(x)[axis]
         if own == shape[axis]:
             continue
-        if shape[axis] > MOST_COMPONENTS:
-            return _placed(reader, equation, x, around)
         parts = iter([reader.index(x, axis, k) for k in range(own)])
-        nothing = np.broadcast_to(around, [*reader.shape(x)[:axis], *reader.shape(x)[axis + 1 :]])
+        nothing = np.broadcast_to(fill, [*reader.shape(x)[:axis], *reader.shape(x)[axis + 1 :]])
         last = low + (own - 1) * (gap + 1)
         x = reader.stack(
             [
@@ -844,17 +848,24 @@ def _pad(reader: Reader, equation: JaxprEqn, x: Read, padding: Read) -> Read:
     return x
 
 
-def _placed(reader: Reader, equation: JaxprEqn, x: Read, padding: np.ndarray) -> Read:
-    """A large tile, all at once, into zeros, to which the padding is added around it."""
-    config, shape = equation.params["padding_config"], tuple(aval(equation.outvars[0]).shape)
+def _padded_at_once(
+    reader: Reader, x: Read, config: Sequence[tuple[int, int, int]], fill: np.ndarray
+) -> Read:
+    """The tile put into one of zeros, to which what it is padded with is added around it."""
+    if not any(map(any, config)):
+        return x
+    own = reader.shape(x)
+    last = [low + (n - 1) * (gap + 1) for n, (low, _, gap) in zip(own, config, strict=True)]
+    shape = tuple(k + 1 + high for k, (_, high, _) in zip(last, config, strict=True))
     strides = row_major(shape)
     offset = sum(low * stride for (low, _, _), stride in zip(config, strides, strict=True))
     steps = tuple((gap + 1) * s for (_, _, gap), s in zip(config, strides, strict=True))
     placed = Tile(reader.builder.place([(reader.value(x), offset, steps)], shape))
-    if not np.any(padding):
+    if not np.any(fill):
         return placed
-    nothing = np.zeros(reader.shape(x), aval(equation.invars[0]).dtype)
-    (around,) = evaluated(equation, [nothing, padding])
+    around = np.full(shape, fill)
+    inside = zip(last, config, strict=True)
+    around[tuple(slice(low, k + 1, gap + 1) for k, (low, _, gap) in inside)] = 0
     return reader.emit("add", placed, around)
 
 

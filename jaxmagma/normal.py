@@ -161,7 +161,7 @@ def _rewritten(program: ElementProgram) -> tuple[ElementProgram, tuple[int, ...]
     """The program with components taken apart, and which arguments are left."""
     axes = _Axes(program)
     builder = Builder(program.batch_rank, program.precision, summing=False)
-    whole: dict[int, int] = {}  # inputs, and what came through dense tables
+    whole: dict[int, int] = {}  # inputs, what is gathered, and what came through dense tables
     numbers: dict[int, int] = {}
     arguments: dict[int, int] = {}
     for number, operand in enumerate(program.inputs):
@@ -172,8 +172,8 @@ def _rewritten(program: ElementProgram) -> tuple[ElementProgram, tuple[int, ...]
         numbers[number] = _components(builder, whole[number], axes.components(number))
     for number, operation in enumerate(program.operations, start=len(program.inputs)):
         if isinstance(operation, Gather):
-            made = builder.copy(operation, whole)
-            numbers[number] = _components(builder, made, axes.components(number))
+            whole[number] = builder.copy(operation, whole)
+            numbers[number] = _components(builder, whole[number], axes.components(number))
         elif isinstance(operation, Contract) and _stays_whole(program, operation, axes, whole):
             terms = [
                 (whole[x] if x in whole else builder.joined(numbers[x]), labels)

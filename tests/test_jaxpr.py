@@ -231,3 +231,11 @@ def test_values_are_put_at_computed_places(mode: str, method: str) -> None:
     x, y = np.random.default_rng(0).normal(size=(2, 6, 3, 3))
     assert_close(jm.fuse(function)(x, y[:, 0]), jax.vmap(function)(x, y[:, 0]))
     assert len(read(function, (3, 3), (3,)).outputs) == 1
+
+
+@pytest.mark.parametrize("fill", [0.0, 2.5, np.inf])
+def test_short_and_long_axes_are_padded(fill: float) -> None:
+    function = lambda x: jax.lax.pad(x, fill, ((1, 2, 1), (2, 0, 0), (0, 3, 2))) * 2  # noqa: E731
+    x = np.random.default_rng(0).normal(size=(4, 2, 12, 3))
+    np.testing.assert_array_equal(jm.fuse(function)(x), jax.vmap(function)(x))
+    assert len(read(function, (2, 12, 3)).outputs) == 1

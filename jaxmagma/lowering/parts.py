@@ -7,10 +7,10 @@ the terms alone: their sum is small, and those of all parts are added afterwards
 
 import itertools
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from jaxmagma.builder import letters
-from jaxmagma.program import Contract, ElementProgram, Input, Map, Operation, Output, moved
+from jaxmagma.builder import letters, renumbered
+from jaxmagma.program import ElementProgram, Input, Map, Output
 
 
 # An array: output n of a part, or argument n of the whole.
@@ -187,7 +187,7 @@ def _part(program: ElementProgram, known: Mapping[int, _Array], wanted: Sequence
     arguments = (x for x in range(first) if program.inputs[x].constant is None)
     sources = {x: (ARGUMENT, n) for n, x in enumerate(arguments)}
     sources.update((x, source) for x, (source, _) in known.items())
-    operations = [_renumbered(program.operations[x - first], numbers) for x in made]
+    operations = [renumbered(program.operations[x - first], numbers) for x in made]
     outputs = []
     for terms, axes in wanted:
         total, *others = (numbers[x] for x in terms)
@@ -202,9 +202,3 @@ def _part(program: ElementProgram, known: Mapping[int, _Array], wanted: Sequence
         program.batch_rank, inputs, tuple(operations), tuple(outputs), program.precision
     )
     return Part(part, tuple(sources[x] for x in reads if x in sources))
-
-
-def _renumbered(operation: Operation, numbers: Mapping[int, int]) -> Operation:
-    if isinstance(operation, Contract | Map):
-        return replace(operation, terms=tuple((numbers[x], y) for x, y in operation.terms))
-    return moved(operation, numbers)
