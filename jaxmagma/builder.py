@@ -71,6 +71,13 @@ def letters(count: int) -> str:
     return ascii_lowercase + "".join(chr(0x370 + n) for n in range(len(ascii_lowercase), count))
 
 
+def repeated(array: np.ndarray, labels: str, output: str, tile: Sequence[int]) -> np.ndarray:
+    """An array with axes ``labels``, transposed and repeated as a tile with axes ``output``."""
+    order = [labels.index(x) for x in output if x in labels]
+    missing = [n for n, x in enumerate(output) if x not in labels]
+    return np.broadcast_to(np.expand_dims(np.transpose(array, order), missing), tile)
+
+
 @dataclass(frozen=True)
 class Built:
     """A program without the inputs and operations that none of its outputs needs.
@@ -142,11 +149,7 @@ class Builder:
             return None
         ((operand, labels),) = operation.terms
         array = self.known(operand)
-        if array is None:
-            return None
-        order = [labels.index(x) for x in operation.output if x in labels]
-        missing = [n for n, x in enumerate(operation.output) if x not in labels]
-        return np.broadcast_to(np.expand_dims(array.transpose(order), missing), operation.tile)
+        return None if array is None else repeated(array, labels, operation.output, operation.tile)
 
     def stacked(self, value: int) -> int | None:
         """The axis along which a value is a stack, if it is one."""

@@ -22,7 +22,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 from jax.lax import GatherScatterMode, Precision, RoundingMethod
 
 from jaxmagma import integers, linalg
-from jaxmagma.builder import MOST_COMPONENTS, Builder, letters, row_major
+from jaxmagma.builder import MOST_COMPONENTS, Builder, letters, repeated, row_major
 from jaxmagma.functions import COMPLEX_FUNCTIONS, FUNCTIONS, evaluate
 from jaxmagma.program import Contract, ElementProgram, Map, Place, View
 
@@ -388,12 +388,6 @@ class Reader:
                 )
         if self.dtype.kind == "c" and function not in COMPLEX_FUNCTIONS:
             raise Unsupported(f"{function} of complex numbers is not an operation of a kernel")
-        if function in ("add", "sub") and not isinstance(operands[1], Tile):
-            if not np.any(operands[1]) and len(self.shape(operands[0])) >= np.ndim(operands[1]):
-                found: Read = operands[0]
-                return found
-        if function == "add" and not isinstance(operands[0], Tile) and not np.any(operands[0]):
-            return self.emit("sub", operands[1], operands[0])
         # Ranks are equal, but for scalars; an extent may be one where others are larger.
         shapes = [self.shape(x) for x in operands]
         alike = all(x == shapes[0] for x in shapes)
@@ -595,9 +589,7 @@ class Reader:
         sizes = dict(zip(output, tile, strict=True))
         if isinstance(read, Tile):
             return Tile(self.builder.relabel(read.value, labels, output, sizes))
-        order = [labels.index(x) for x in output if x in labels]
-        missing = [n for n, x in enumerate(output) if x not in labels]
-        return np.broadcast_to(np.expand_dims(np.transpose(read, order), missing), tile)
+        return repeated(read, labels, output, tile)
 
     def components(self, read: Read, axis: int) -> Read:
         """The same value, stacked of its components along an axis."""

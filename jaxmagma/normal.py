@@ -63,6 +63,7 @@ class _Axes:
         numbered = list(enumerate(program.operations, start=len(program.inputs)))
         for number, operation in numbered:
             self._join_axes(number, operation)
+        self._apart = set(map(self._root, self._apart))  # from here on no axes are joined
         products = [x for _, x in numbered if isinstance(x, Contract)]
         for product in products:
             self._small_at_points(product)
@@ -72,8 +73,7 @@ class _Axes:
     def components(self, value: int) -> list[int]:
         """The component axes of a value, the last one first."""
         tile = self.program.tiles[value]
-        apart = {self._root(x) for x in self._apart}
-        found = [n for n in range(len(tile)) if self._root((value, n)) in apart]
+        found = [n for n in range(len(tile)) if self._root((value, n)) in self._apart]
         count = math.prod(tile[n] for n in found)
         return list(reversed(found)) if count <= _MOST_PIECES else []
 
@@ -123,28 +123,30 @@ class _Axes:
 
     def _small_at_points(self, product: Contract) -> None:
         """Matrices that are multiplied point by point are, component by component."""
-        batched = self._batched(product)
+        batched = _batched(self.program, product)
         points = _points(product, batched)
         if points:
             for value, labels in batched:
                 for axis, label in enumerate(labels):
                     if self.program.tiles[value][axis] <= _LARGEST_MATRIX and label not in points:
-                        self._apart.add((value, axis))
+                        self._apart.add(self._root((value, axis)))
 
     def _small_of_elements(self, product: Contract) -> bool:
         """A matrix of the element, applied at every point, has no other axes than components."""
-        batched = self._batched(product)
+        batched = _batched(self.program, product)
         points, before = _points(product, batched), len(self._apart)
         for position, (value, labels) in enumerate(batched):
             others = set("".join(x for n, (_, x) in enumerate(batched) if n != position))
             small = max(self.program.tiles[value], default=1) <= _LARGEST_MATRIX
             if small and self.components(value) and others & set(product.output) - set(labels):
                 own = (n for n, label in enumerate(labels) if label not in points)
-                self._apart.update((value, n) for n in own)
+                self._apart.update(self._root((value, n)) for n in own)
         return len(self._apart) > before
 
-    def _batched(self, product: Contract) -> Terms:
-        return [(value, labels) for value, labels in product.terms if self.program.batch[value]]
+
+def _batched(program: ElementProgram, product: Contract) -> Terms:
+    """The operands of a product that differ from element to element."""
+    return [(value, labels) for value, labels in product.terms if program.batch[value]]
 
 
 def _points(product: Contract, batched: Terms) -> set[str]:
@@ -229,7 +231,7 @@ def _stays_whole(
 
     What has come through one is also put in another order as it is.
     """
-    batched = [(value, labels) for value, labels in operation.terms if program.batch[value]]
+    batched = _batched(program, operation)
     if len(batched) != 1:
         return False
     ((value, labels),) = batched
