@@ -19,6 +19,7 @@ from dataclasses import dataclass, fields, replace
 from string import ascii_lowercase
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxmagma.memo import remembered
@@ -680,7 +681,7 @@ class Builder:
                 factor, rest = scaled
                 with np.errstate(all="ignore"):
                     product = np.asarray(number * factor)
-                if np.isfinite(product) and np.abs(product) >= np.finfo(product.dtype).tiny:
+                if np.isfinite(product) and np.abs(product) >= jnp.finfo(product.dtype).tiny:
                     return "mul", [(self.constant(product), ""), rest]
         return None
 

@@ -244,3 +244,13 @@ def test_views_of_arguments_are_loads() -> None:
     normal, _ = normal_form(program_of(arrays_last, U, J))
     viewed = [x.operand for x in normal.operations if isinstance(x, View)]
     assert viewed and not any(isinstance(normal.operations[0], Map) for _ in viewed[:1])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+def test_constant_factors_of_every_dtype(dtype: str) -> None:
+    x = jnp.asarray(RANDOM.normal(size=(ELEMENTS, 4)), dtype)
+    got = jm.fuse(lambda x: 2 * (3 * x))(x)
+    assert got.dtype == x.dtype
+    np.testing.assert_allclose(
+        got.astype("float64"), 6 * x.astype("float64"), rtol=4 * float(jnp.finfo(dtype).eps)
+    )

@@ -211,3 +211,15 @@ def test_several_derivatives_across_what_is_not_fused(matrices: jax.Array) -> No
         return jax.jit(lambda a: jax.jvp(jax.grad(energy), (a,), (jnp.cos(a),))[1])(matrices)
 
     assert_close(product(jm.fuse), product(jax.vmap), 1e-9)
+
+
+def test_a_number_that_all_elements_share_between_bounds_of_their_own() -> None:
+    def element(flags: jax.Array, high: jax.Array) -> Any:
+        first = jnp.argmax(flags, -1)  # of one flag: zero, whatever it is
+        return jax.nn.log_softmax(flags.astype(jnp.float32)), jax.lax.clamp(first, first, high)
+
+    flags, high = np.array([[True], [False]]), np.array([-2, 3])
+    got, want = jm.fuse(element)(flags, high), jax.vmap(element)(flags, high)
+    assert [x.dtype for x in got] == [x.dtype for x in want]
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_array_equal(one, other)
