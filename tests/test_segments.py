@@ -218,7 +218,7 @@ def test_a_number_that_all_elements_share_between_bounds_of_their_own() -> None:
         first = jnp.argmax(flags, -1)  # of one flag: zero, whatever it is
         return jax.nn.log_softmax(flags.astype(jnp.float32)), jax.lax.clamp(first, first, high)
 
-    flags, high = np.array([[True], [False]]), np.array([-2, 3])
+    flags, high = jnp.array([[True], [False]]), jnp.array([-2, 3])
     got, want = jm.fuse(element)(flags, high), jax.vmap(element)(flags, high)
     assert [x.dtype for x in got] == [x.dtype for x in want]
     for one, other in zip(got, want, strict=True):
