@@ -346,8 +346,7 @@ def applied(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
         shape = aval(equation.outvars[0]).shape
         low, x, high = (jnp.broadcast_to(x, shape) for x in operands)
         # So does a number that all elements share, between bounds that they do not.
-        every = jnp.ones(shape, bool)
-        operands = [low, jnp.where(every, jnp.where(every, x, low), high), high]
+        operands = [low, jax.lax.select_n(jnp.zeros(shape, np.int32), x, low, high), high]
     bound = equation.primitive.get_bind_params(equation.params)
     functions, parameters = bound if isinstance(bound, tuple) else ((), bound)
     made = equation.primitive.bind(*functions, *operands, **parameters)
