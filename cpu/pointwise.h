@@ -54,6 +54,44 @@ struct Of {
   static JAXMAGMA_INLINE V Fma(V a, V b, V c) { return a * b + c; }
   static JAXMAGMA_INLINE V Fms(V a, V b, V c) { return a * b - c; }
   static JAXMAGMA_INLINE V Fnma(V a, V b, V c) { return c - a * b; }
+  static JAXMAGMA_INLINE V FusedMultiplyAdd(V a, V b, V c) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 8)
+      return reinterpret_cast<V>(_mm512_fmadd_pd(reinterpret_cast<__m512d>(a),
+                                                 reinterpret_cast<__m512d>(b),
+                                                 reinterpret_cast<__m512d>(c)));
+    if constexpr (sizeof(T) == 4)
+      return reinterpret_cast<V>(_mm512_fmadd_ps(
+          reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(c)));
+#elif defined(__FMA__)
+    if constexpr (sizeof(T) == 8)
+      return reinterpret_cast<V>(_mm256_fmadd_pd(reinterpret_cast<__m256d>(a),
+                                                 reinterpret_cast<__m256d>(b),
+                                                 reinterpret_cast<__m256d>(c)));
+    if constexpr (sizeof(T) == 4)
+      return reinterpret_cast<V>(_mm256_fmadd_ps(
+          reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b), reinterpret_cast<__m256>(c)));
+#else
+    const auto fma = [](T x, T y, T z) {
+      if constexpr (sizeof(T) == 8)
+        return __builtin_fma(x, y, z);
+      else
+        return __builtin_fmaf(x, y, z);
+    };
+    return Each<T>(fma, a, b, c);
+#endif
+  }
+  static JAXMAGMA_INLINE V ProductError(V a, V b) { return FusedMultiplyAdd(a, b, Neg(a * b)); }
+  // By the bits of the exponent, which become those of a power of two of the opposite exponent.
+  static JAXMAGMA_INLINE V InverseBinade(V a) {
+    constexpr int kDigits = sizeof(T) == 8 ? 52 : 23;
+    constexpr Integer<T> kExponents = sizeof(T) == 8 ? 2047 : 255;
+    const IntegerLanes<T> exponent =
+        AsIntegers<T>(a) & (IntegerLanes<T>{} + (kExponents << kDigits));
+    const IntegerLanes<T> inverse = ((kExponents - 1) << kDigits) - exponent;
+    const IntegerLanes<T> least = IntegerLanes<T>{} + (Integer<T>{1} << kDigits);
+    return Pick(inverse > least, AsLanes<T>(inverse), AsLanes<T>(least));
+  }
   static JAXMAGMA_INLINE V Neg(V a) {
     return AsLanes<T>(AsIntegers<T>(a) ^ (IntegerLanes<T>{} + kSignBit<T>));
   }

@@ -96,6 +96,36 @@ JAXMAGMA_FUNCTION(Xor, T((a != T(0)) != (b != T(0))))
 JAXMAGMA_FUNCTION(First, a)
 #undef JAXMAGMA_FUNCTION
 
+// ---- Exact arithmetic ------------------------------------------------------------------------
+
+struct FusedMultiplyAdd {
+  __device__ __forceinline__ double operator()(double a, double b, double c) const {
+    return ::fma(a, b, c);
+  }
+  __device__ __forceinline__ float operator()(float a, float b, float c) const {
+    return ::fmaf(a, b, c);
+  }
+};
+
+struct ProductError {
+  template <class T>
+  __device__ __forceinline__ T operator()(T a, T b) const {
+    return FusedMultiplyAdd()(a, b, -(a * b));
+  }
+};
+
+// By the bits of the exponent, which become those of a power of two of the opposite exponent.
+struct InverseBinade {
+  __device__ __forceinline__ double operator()(double a) const {
+    const int high = 0x7fe00000 - (__double2hiint(a) & 0x7ff00000);
+    return __hiloint2double(high > 0x00100000 ? high : 0x00100000, 0);
+  }
+  __device__ __forceinline__ float operator()(float a) const {
+    const int bits = 0x7f000000 - (__float_as_int(a) & 0x7f800000);
+    return __int_as_float(bits > 0x00800000 ? bits : 0x00800000);
+  }
+};
+
 struct Select {
   template <class T>
   __device__ __forceinline__ T operator()(T which, T if_zero, T if_not) const {

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxmagma import exact
+
 
 @dataclass(frozen=True)
 class Function:
@@ -104,6 +106,9 @@ FUNCTIONS: dict[str, Function] = {
     "xor": Function(_truth(lambda a, b: (a != 0) ^ (b != 0)), 1, 2),
     # The first operand, as a value of every element that the second is one of.
     "first": Function(lambda a, b: a, 0, 2),
+    "fused_multiply_add": Function(exact.fused_multiply_add, 2, 3),
+    "product_error": Function(exact.product_error, 2, 2),
+    "inverse_binade": Function(exact.inverse_binade, 1, 1),
     "select": Function(_select, 1, 3),  # which, if it is 0, if it is not
 }
 

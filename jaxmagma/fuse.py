@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxmagma.closed import closed_forms
 from jaxmagma.conditions import Kind
 from jaxmagma.fallback import PlainCall, tell
 from jaxmagma.index import GatherAxis, Gathered, ScatterAxis
@@ -233,7 +234,8 @@ def _element(
 
     args, kwargs = whole(structs, [None] * len(leaves))  # None is a tree without leaves
     try:
-        closed = jax.make_jaxpr(traced)(*args, **kwargs)
+        with closed_forms():
+            closed = jax.make_jaxpr(traced)(*args, **kwargs)
         reason: Exception | None = None
     except _WANTS_TO_KNOW as error:
         reason = error

@@ -1,4 +1,4 @@
-"""Sharding of programs, and every name of JAX's internals the project uses.
+"""Sharding of programs.
 
 A program is independent along its batch axes, so XLA may cut them as it likes: each device runs the
 same kernel on its own elements, and only outputs that sum over a cut axis are added across devices.
@@ -14,38 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax._src import (
-    checkify,  # error_checks
-    dispatch,  # prim_requires_devices_during_lowering
-)
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxmagma.program import ElementProgram
-
-
-def lowers_with_devices(primitive: Primitive) -> None:
-    """Declares that a primitive's lowering contains a partitioned call."""
-    dispatch.prim_requires_devices_during_lowering.add(primitive)
-
-
-def checks_as(
-    primitive: Primitive, evaluate: Callable[[ElementProgram], Callable[..., Any]]
-) -> None:
-    """Declares what ``jax.experimental.checkify`` runs where it looks at every operation."""
-
-    def rule(*arguments: Any, program: ElementProgram) -> Any:
-        # Ahead stand the error so far and which ones are asked for; in newer JAX a context, too.
-        first = len(arguments) - len(program.arguments)
-        ahead, operands = arguments[:first], arguments[first:]
-        if not set(ahead[-1]) - checkify.user_checks:
-            return ahead[-2], primitive.bind(*operands, program=program)
-        (call,) = jax.make_jaxpr(jax.jit(evaluate(program)))(*operands).eqns
-        return checkify.error_checks[call.primitive](*ahead, *operands, **call.params)
-
-    checkify.error_checks[primitive] = rule
 
 
 def needs_partitioning(ctx: mlir.LoweringRuleContext) -> bool:

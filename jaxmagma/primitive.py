@@ -19,7 +19,7 @@ import numpy as np
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir, xla
 
-from jaxmagma import assembly, calculus, partition, reference
+from jaxmagma import assembly, calculus, internals, partition, reference
 from jaxmagma.builder import without_tables
 from jaxmagma.lowering import lower
 from jaxmagma.lowering.division import divide
@@ -344,7 +344,7 @@ ad.primitive_jvps[assemble_p] = _assemble_jvp
 ad.primitive_transposes[assemble_p] = _assemble_transpose
 batching.primitive_batchers[assemble_p] = _assemble_batch
 mlir.register_lowering(assemble_p, mlir.lower_fun(_assemble_programs, multiple_results=False))
-partition.lowers_with_devices(assemble_p)
+internals.lowers_with_devices(assemble_p)
 
 
 # ---- Lowering --------------------------------------------------------------------------------
@@ -423,5 +423,5 @@ for _platform in ("cpu", "cuda"):
     mlir.register_lowering(kernel_p, _lower_kernel(_platform), platform=_platform)
 mlir.register_lowering(program_p, _plain)
 mlir.register_lowering(kernel_p, _plain)
-partition.lowers_with_devices(program_p)
-partition.checks_as(program_p, lambda program: functools.partial(reference.evaluate, program))
+internals.lowers_with_devices(program_p)
+internals.checks_as(program_p, lambda program: functools.partial(reference.evaluate, program))

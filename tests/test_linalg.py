@@ -137,6 +137,41 @@ def test_solve(size: int, dtype: Any) -> None:
     assert small(residual, norms(a) * abs(x).max(-1) + abs(b).max(-1), dtype, 2 * size)
 
 
+def adjugates(a: Array) -> tuple[Array, Array]:
+    """Those of matrices of two or three rows, and the determinants."""
+    if a.shape[-1] == 2:
+        turned = np.stack([a[:, 1, 1], -a[:, 1, 0], -a[:, 0, 1], a[:, 0, 0]], -1).reshape(-1, 2, 2)
+    else:
+        rows = [np.cross(a[:, i - 2], a[:, i - 1]) for i in range(3)]
+        turned = np.stack(rows, -2)
+    return transposed(turned), np.sum(a[:, 0] * turned[:, 0], -1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [2, 3])
+def test_inverses_and_determinants(size: int, dtype: Any) -> None:
+    """With errors of a few roundings times the condition, as from LAPACK."""
+    random = np.random.default_rng(size)
+    left, right = np.linalg.qr(random.normal(size=(2, 800, size, size)))[0]
+    digits = 6 if dtype == np.float64 else 3
+    spectra = 10.0 ** random.uniform(-digits, 0, (800, size))
+    a = (left * spectra[:, None]) @ right
+    a[::4] *= 10.0 ** random.uniform(-6, 6, (200, size, 1))
+    a[1::4] *= 10.0 ** random.uniform(-30, 30, (200, 1, 1)) if dtype == np.float64 else 1e-9
+    a = a.astype(dtype)
+    wide = a.astype(LONG)
+    adjugate, det = adjugates(wide)
+    exact = adjugate / det[:, None, None]
+    # The condition that scaling rows does not change (Bauer, Skeel).
+    skeel = abs(exact) @ abs(wide)
+    found, ours = run(jnp.linalg.inv, a)[0], run(jnp.linalg.det, a)[0]
+    scale = skeel @ abs(exact)
+    assert small(abs(found - exact).max((1, 2)), scale.max((1, 2)), dtype, 4 * size)
+    # A change of one row by a few roundings, and what vanishes beside the smallest number.
+    first = np.sum(abs(wide[:, 0] * adjugate[:, :, 0]), -1)
+    assert np.all(abs(ours - det) <= 8 * np.finfo(dtype).eps * first + 9 * np.finfo(dtype).tiny)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", SIZES)
 def test_cholesky(size: int, dtype: Any) -> None:
@@ -370,6 +405,8 @@ def test_singular_matrices_and_what_is_no_number(name: str) -> None:
     )
     function = FUNCTIONS[name] if name != "cholesky" else jnp.linalg.cholesky
     found, expected = (np.asarray(f(function)(a)) for f in (jm.fuse, jax.vmap))
+    if name in ("inv", "solve"):  # of a singular matrix, "nan or inf values"
+        found, expected = (np.where(np.isfinite(x), x, np.nan) for x in (found, expected))
     clean = slice(3)
     np.testing.assert_allclose(found[clean], expected[clean], rtol=1e-12, atol=1e-15)
     # NaN goes at least as far.

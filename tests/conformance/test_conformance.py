@@ -60,6 +60,9 @@ INNER = {
     "round_away": "the function of round",
     "round_even": "the function of round",
     "element_program": "a program inside of one",
+    "fused_multiply_add": "in determinants and inverses",
+    "product_error": "in determinants and inverses",
+    "inverse_binade": "in inverses",
     "one_minus_square": "in the derivative of tanh, of newer releases",
     "expand_dims": "no primitive of the releases from the oldest to the newest",
 }

@@ -51,6 +51,9 @@ FUNCTORS = {
     "and": "And",
     "or": "Or",
     "xor": "Xor",
+    "fused_multiply_add": "FusedMultiplyAdd",
+    "product_error": "ProductError",
+    "inverse_binade": "InverseBinade",
     "first": "First",
     "select": "Select",
 }

@@ -1,0 +1,61 @@
+"""Every name of JAX's internals that the project uses."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax._src import (
+    checkify,  # error_checks
+    dispatch,  # prim_requires_devices_during_lowering
+)
+from jax._src.lax import linalg as lax_linalg  # _solve
+from jax._src.numpy import linalg as numpy_linalg  # _det_2x2, _det_3x3
+from jax.extend.core import Primitive
+
+from jaxmagma.program import ElementProgram
+
+
+def lowers_with_devices(primitive: Primitive) -> None:
+    """Declares that a primitive's lowering contains a partitioned call."""
+    dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
+def checks_as(
+    primitive: Primitive, evaluate: Callable[[ElementProgram], Callable[..., Any]]
+) -> None:
+    """Declares what ``jax.experimental.checkify`` runs where it looks at every operation."""
+
+    def rule(*arguments: Any, program: ElementProgram) -> Any:
+        # Ahead stand the error so far and which ones are asked for; in newer JAX a context, too.
+        first = len(arguments) - len(program.arguments)
+        ahead, operands = arguments[:first], arguments[first:]
+        if not set(ahead[-1]) - checkify.user_checks:
+            return ahead[-2], primitive.bind(*operands, program=program)
+        (call,) = jax.make_jaxpr(jax.jit(evaluate(program)))(*operands).eqns
+        return checkify.error_checks[call.primitive](*ahead, *operands, **call.params)
+
+    checkify.error_checks[primitive] = rule
+
+
+def of_small_matrices(det: Callable[..., Any], solve: Callable[..., Any]) -> None:
+    """Has ``jnp.linalg`` ask these two first, which may return None.
+
+    They are asked with what its own functions are called with.
+    """
+
+    def ask(module: Any, name: str, first: Callable[..., Any]) -> None:
+        own = getattr(module, name, None)
+        if own is None:  # a release that does it in another way: all goes on as it does there
+            return
+
+        @functools.wraps(own)
+        def function(*operands: Any) -> Any:
+            found = first(*operands)
+            return own(*operands) if found is None else found
+
+        setattr(module, name, function)
+
+    ask(numpy_linalg, "_det_2x2", det)
+    ask(numpy_linalg, "_det_3x3", det)
+    ask(lax_linalg, "_solve", solve)
