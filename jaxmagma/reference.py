@@ -73,17 +73,22 @@ def _place(
     pieces = [
         _with_batch(*values[value], axes, (1,) * program.batch_rank) for value in operation.operands
     ]
-    total = None
+    # Added to what is at a place already, this zero changes nothing: other ones have a sign.
+    nothing = -np.zeros((), program.dtype)
+    total, free = None, np.ones(math.prod(operation.tile), bool)
     for (_, offset, strides), piece in zip(operation.pieces, pieces, strict=True):
         tile = piece.shape[len(axes) :]
         # Read by places of the result, not written to those: that keeps the sharding of a batch.
         sources = _sources(places(offset, strides, tile).reshape(-1), math.prod(operation.tile))
+        free &= sources[:, 0] == math.prod(tile)
         flat = piece.reshape((*piece.shape[: len(axes)], math.prod(tile)))
-        found = flat.at[..., sources].get(mode="fill", fill_value=0)
+        found = flat.at[..., sources].get(mode="fill", fill_value=nothing)
         part = jnp.sum(found, -1) if sources.shape[-1] > 1 else found[..., 0]
         part = part.reshape((*part.shape[:-1], *operation.tile))
         total = part if total is None else total + part
     assert total is not None, "a place has pieces"
+    if free.any():
+        total = total + np.where(free, 0, nothing).reshape(operation.tile)
     return total, axes
 
 

@@ -177,7 +177,8 @@ def program(program: ElementProgram, *arguments: Array) -> list[Array]:
                 summed = [n for n, x in enumerate(labels) if x not in operation.output]
                 batch = product.shape[:rank]
                 product = np.broadcast_to(product, (*batch, *(sizes[x] for x in labels)))
-                product = product.sum(axis=tuple(rank + n for n in summed), dtype=product.dtype)
+                if summed:  # NumPy's sum of one value adds that to zero, which has a sign
+                    product = product.sum(axis=tuple(rank + n for n in summed), dtype=product.dtype)
                 present = [x for x in labels if x in operation.output]
                 order = [rank + present.index(x) for x in operation.output]
                 made = np.transpose(product, [*range(rank), *order])
@@ -192,9 +193,14 @@ def program(program: ElementProgram, *arguments: Array) -> list[Array]:
             elif isinstance(operation, Place):
                 pieces = [values[value] for value, *_ in operation.pieces]
                 common = np.broadcast_shapes(*(x.shape[:rank] for x in pieces))
-                flat = np.zeros((*common, math.prod(operation.tile)), pieces[0].dtype)
+                # Zeros to which any value can be added, even one of a sign; others are where none is.
+                flat = -np.zeros((*common, math.prod(operation.tile)), pieces[0].dtype)
+                free = np.ones(math.prod(operation.tile), bool)
                 for (_, offset, strides), x in zip(operation.pieces, pieces, strict=True):
-                    flat[..., places(offset, strides, x.shape[rank:])] += x
+                    where = places(offset, strides, x.shape[rank:])
+                    flat[..., where] += x
+                    free[where] = False
+                flat[..., free] = 0
                 made = flat.reshape((*common, *operation.tile))
             else:
                 raise NotImplementedError(operation)
@@ -231,7 +237,7 @@ def _function(name: str, *operands: Array) -> Array:
         return (operands[0] == 0).astype(dtype)
     if name in ("round_away", "round_even"):
         (x,) = operands
-        away = np.sign(x) * np.floor(np.abs(x) + dtype.type(0.5))
+        away = np.copysign(np.floor(np.abs(x) + dtype.type(0.5)), x)
         return away.astype(dtype) if name == "round_away" else np.round(x)
     if name in _POINTWISE:
         return _POINTWISE[name](*operands).astype(dtype)
@@ -241,6 +247,12 @@ def _function(name: str, *operands: Array) -> Array:
 
 
 # ---- Rules ---------------------------------------------------------------------------------------
+
+
+def _power(x: Array, y: Array) -> Array:
+    """Of one exponent for all NumPy makes a square root, if it is one half."""
+    return np.power(x, np.broadcast_to(y, np.broadcast_shapes(x.shape, y.shape, (1,))))
+
 
 _POINTWISE: dict[str, Callable[..., Any]] = {
     "neg": np.negative,
@@ -283,6 +295,7 @@ _POINTWISE: dict[str, Callable[..., Any]] = {
     "ne": np.not_equal,
     "atan2": np.arctan2,
     "rem": np.fmod,
+    "pow": _power,
     "is_finite": np.isfinite,
 }
 _OF_INTEGERS = set("neg abs add sub mul max min lt le gt ge eq ne".split())
@@ -458,7 +471,7 @@ def _integer_pow(equation: JaxprEqn, x: Array) -> Array:
 def _pow(equation: JaxprEqn, x: Array, y: Array) -> Array:
     if kind(x.dtype) != "f" or x.dtype != y.dtype:
         raise Unknown
-    return np.power(x, y)
+    return _power(x, y).reshape(np.shape(x))
 
 
 def _unstack(equation: JaxprEqn, x: Array) -> list[Array]:
@@ -538,6 +551,8 @@ def _scatter(function: Callable[..., Any] | None) -> Rule:
     def rule(equation: JaxprEqn, x: Array, indices: Array, updates: Array) -> Array:
         p = equation.params
         if kind(x.dtype) == "b" and function is not None:
+            raise Unknown
+        if function is None and p["update_jaxpr"] is not None:  # it applies another function
             raise Unknown
         numbers, made = p["dimension_numbers"], np.array(x)
         gone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
