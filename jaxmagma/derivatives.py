@@ -20,7 +20,7 @@ from jax.extend.core.primitives import convert_element_type_p
 
 from jaxmagma.conditions import Kind
 from jaxmagma.index import Gathered
-from jaxmagma.jaxpr import Unsupported, is_extended
+from jaxmagma.jaxpr import Unsupported, evaluated, is_extended
 from jaxmagma.lines import Line, Lines, Variable, differentiated, inlined, variables
 from jaxmagma.reverse import transposed_only
 
@@ -53,9 +53,14 @@ def with_rules(
         derivative = _Derivative(plain, tuple(kinds), tuple(along), evaluate)
         results, dots = derivative(primals, list(along.values()))
         moved = iter(dots)
-        return results, [
-            next(moved) if _moves(x) else np.zeros(jnp.shape(x), jax.dtypes.float0) for x in results
-        ]
+
+        def tangent(x: jax.Array) -> Any:
+            if not _moves(x):
+                return np.zeros(jnp.shape(x), jax.dtypes.float0)
+            dot = next(moved)
+            return SymbolicZero(jax.typeof(x).to_tangent_aval()) if dot is None else dot
+
+        return results, list(map(tangent, results))
 
     function.defjvp(rule, symbolic_zeros=True)
     return list(function(*map(_canonical, operands)))
@@ -91,6 +96,29 @@ def _read(lines: Sequence[Line], results: Sequence[Any]) -> list[Variable]:
     return list(dict.fromkeys(variables(read)))
 
 
+def _is_zero(lines: Lines, result: Any) -> bool:
+    """Whether a result of lines is zero whatever their parameters are."""
+    known: dict[Any, Any] = {}
+
+    def value(x: Any) -> Any:
+        return known.get(x) if isinstance(x, Variable) else x
+
+    if isinstance(result, Variable) and result.kind != Kind.KNOWN:
+        return False
+    for line in lines.computing([result]):
+        try:
+            known.update(
+                zip(
+                    line.results,
+                    evaluated(line.equation, [*map(value, line.operands)]),
+                    strict=True,
+                )
+            )
+        except Unsupported:
+            return False
+    return not np.any(value(result))
+
+
 @dataclass(frozen=True)
 class _Derivative:
     """The tangents of ``plain`` where the operands at ``moving`` have some."""
@@ -102,17 +130,21 @@ class _Derivative:
 
     def __call__(
         self, primals: Sequence[Any], along: Sequence[Any]
-    ) -> tuple[list[jax.Array], list[jax.Array]]:
-        """The results, and the tangents of those that can have any."""
+    ) -> tuple[list[jax.Array], list[jax.Array | None]]:
+        """The results, and the tangents of those that can have any; None is known to be zero."""
         structs = [_struct(x) for x in primals], [_struct(x) for x in along]
         closed, (made, _) = jax.make_jaxpr(self._linearized, return_shape=True)(*structs)
         lines = inlined(closed, [*self.kinds, *(self.kinds[n] for n in self.moving)])
         results, dots = lines.results[: len(made)], lines.results[len(made) :]
         own, directions = lines.parameters[: len(primals)], lines.parameters[len(primals) :]
         linear = lines.depending(directions)
+        zero = [_is_zero(lines, x) for x in dots]
+        dots = [x for x, vanishes in zip(dots, zero, strict=True) if not vanishes]
         needed = lines.computing(dots)
         if any(line.is_reverse_only for line in needed if not linear.isdisjoint(line.results)):
-            return self._in_reverse(lines.part(own, results), primals, along)
+            values, found = self._in_reverse(lines.part(own, results), primals, along)
+            pairs = zip(found, zero, strict=True)
+            return values, [None if vanishes else x for x, vanishes in pairs]
         # The linear part is given what has a rule; or, if that makes no program, all that it needs.
         ruled = [x for x in differentiated(needed, dots) if x.has_own_derivative]
         last = [x for x in needed if not linear.isdisjoint(x.results)]
@@ -138,7 +170,8 @@ class _Derivative:
         values = self.evaluate(lines.part(own, wanted), primals)
         others = iter(values[len(results) :])
         first = [stopped[x] if x in stopped else next(others) for x in given]
-        return values[: len(results)], self.evaluate(rest, [*primals, *first, *along])
+        moved = iter(self.evaluate(rest, [*primals, *first, *along]) if dots else [])
+        return values[: len(results)], [None if vanishes else next(moved) for vanishes in zero]
 
     def _at(self, values: Sequence[Any]) -> Function:
         """The function of what moves."""

@@ -347,6 +347,9 @@ def applied(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
         low, x, high = (jnp.broadcast_to(x, shape) for x in operands)
         # So does a number that all elements share, between bounds that they do not.
         operands = [low, jax.lax.select_n(jnp.zeros(shape, np.int32), x, low, high), high]
+    if equation.primitive.name == "pad" and is_empty(aval(equation.invars[0])):
+        # Of an array that has no tangent, its derivative by what is around that fails.
+        return [jnp.broadcast_to(operands[1], aval(equation.outvars[0]).shape)]
     bound = equation.primitive.get_bind_params(equation.params)
     functions, parameters = bound if isinstance(bound, tuple) else ((), bound)
     made = equation.primitive.bind(*functions, *operands, **parameters)

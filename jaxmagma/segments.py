@@ -33,6 +33,7 @@ from jaxmagma.jaxpr import (
     inner_jaxpr,
     is_empty,
     is_extended,
+    is_pure,
 )
 from jaxmagma.lines import Line, Lines, Variable, differentiated, inlined
 from jaxmagma.normal import normal_form
@@ -226,6 +227,11 @@ def evaluate(lines: Lines, operands: Sequence[Operand], single: bool = False) ->
         constant = found is x and baked and can_be_constant(x) and not is_extended(x.dtype)
         return np.asarray(x) if constant else found
 
+    def given(x: Any) -> Any:
+        """The same for plain JAX, to which an array without values is mapped, and has tangents."""
+        found = values[x] if isinstance(x, Variable) else x
+        return found if isinstance(found, jax.Array) and is_empty(found) else value(x)
+
     def of_each(x: Any, array: Any) -> Any:
         """An array as one of each element, if vmap has it so; it may be known all the same."""
         if not isinstance(x, Variable) or x.kind != Kind.MAPPED or not mapped:
@@ -272,8 +278,8 @@ def evaluate(lines: Lines, operands: Sequence[Operand], single: bool = False) ->
                 tell(PlainCall(f"{_place(line)}: {reason}"))
             if ends:
                 finish(number)
-            arrays = _arrays([value(x) for x in line.operands])
-            if line.equation.effects:  # they happen once for each element
+            arrays = _arrays([given(x) for x in line.operands])
+            if not is_pure(line.equation):  # what happens does so once for each element
                 arrays = [of_each(*x) for x in zip(line.operands, arrays, strict=True)]
             made = _applied(line, arrays)
         values.update(zip(line.results, made, strict=True))

@@ -193,7 +193,7 @@ def program(program: ElementProgram, *arguments: Array) -> list[Array]:
             elif isinstance(operation, Place):
                 pieces = [values[value] for value, *_ in operation.pieces]
                 common = np.broadcast_shapes(*(x.shape[:rank] for x in pieces))
-                # Zeros to which any value can be added, even one of a sign; others are where none is.
+                # These zeros change no value, not even the sign of a zero.
                 flat = -np.zeros((*common, math.prod(operation.tile)), pieces[0].dtype)
                 free = np.ones(math.prod(operation.tile), bool)
                 for (_, offset, strides), x in zip(operation.pieces, pieces, strict=True):
@@ -214,7 +214,8 @@ def program(program: ElementProgram, *arguments: Array) -> list[Array]:
         if lost:
             ahead = [extents[n] if n in lost else array.shape[n] for n in range(rank)]
             array = np.broadcast_to(array, (*ahead, *array.shape[rank:]))
-            array = array.sum(axis=lost, keepdims=True, dtype=array.dtype)
+            with np.errstate(all="ignore"):
+                array = array.sum(axis=lost, keepdims=True, dtype=array.dtype)
         array = np.squeeze(array, axis=left_out)
         kept = [n for n in range(rank) if n in out.batch]
         order = [kept.index(n) for n in out.batch]
