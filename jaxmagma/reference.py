@@ -74,7 +74,7 @@ def _place(
         _with_batch(*values[value], axes, (1,) * program.batch_rank) for value in operation.operands
     ]
     # Added to what is at a place already, this zero changes nothing: other ones have a sign.
-    nothing = -np.zeros((), program.dtype)
+    nothing: Any = -np.zeros((), program.dtype)[()]
     total, free = None, np.ones(math.prod(operation.tile), bool)
     for (_, offset, strides), piece in zip(operation.pieces, pieces, strict=True):
         tile = piece.shape[len(axes) :]
@@ -88,7 +88,7 @@ def _place(
         total = part if total is None else total + part
     assert total is not None, "a place has pieces"
     if free.any():
-        total = total + np.where(free, 0, nothing).reshape(operation.tile)
+        total = total + np.where(free, 0, nothing).reshape((1,) * len(axes) + operation.tile)
     return total, axes
 
 

@@ -253,6 +253,33 @@ def half_reverse(x: jax.Array, y: jax.Array) -> jax.Array:
     return clipped(x * x) * jax.nn.relu(y) * jnp.max(y)
 
 
+@pytest.mark.parametrize(
+    "stopped",
+    [
+        lambda x: jax.lax.stop_gradient(x),
+        lambda x: jax.lax.clamp(x, x * x, jax.lax.stop_gradient(x)) * 0 + jnp.round(x),
+        lambda x: jax.lax.stop_gradient(jnp.max(x)) + jnp.sign(x),
+    ],
+)
+def test_what_is_stopped_has_no_tangent_behind_the_program(stopped: Function) -> None:
+    """Zero times the infinite derivative of what comes next would be NaN."""
+
+    def function(x: jax.Array) -> Any:
+        y = jax.lax.stop_gradient(stopped(x))
+        return jax.lax.rsqrt(y, accuracy=jax.lax.AccuracyMode.HIGHEST), jnp.max(x) * x
+
+    x = np.array([[-1.0, -0.0, 2.0], [0.0, -3.0, -2.0]])
+    for derive in (
+        lambda f: jax.jvp(f, (x,), (np.cos(x),)),
+        lambda f: jax.jit(lambda x: jax.vjp(f, x)[1](f(x)))(x),
+        lambda f: jax.jvp(jax.vmap(f), (x[None],), (np.cos(x)[None],)),
+        lambda f: jax.jvp(jax.checkpoint(f), (x,), (np.cos(x),)),
+    ):
+        found, expected = (jax.tree.leaves(derive(f(function))) for f in (jm.fuse, jax.vmap))
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, 1e-12)
+
+
 def test_forward_mode_where_no_tangent_reaches_a_reverse_rule(getkey: GetKey) -> None:
     x, y = normal(getkey(), (ELEMENTS, 3)), normal(getkey(), (ELEMENTS, 3))
     found, expected = (

@@ -609,6 +609,17 @@ EFFECTS: dict[str, Callable[[Function], Function]] = {
             )
         )
     ),
+    "pure, of what is known of each element": lambda log: (
+        lambda x: (
+            jnp.sin(x)
+            + jax.pure_callback(
+                lambda v: (log(v), np.float64(v))[1],
+                jax.ShapeDtypeStruct((), x.dtype),
+                jnp.argmax(x[:1]),
+                vmap_method="sequential",
+            )
+        )
+    ),
     "in a loop": lambda log: (
         lambda x: jax.lax.fori_loop(
             0, 2, lambda n, c: (jax.debug.callback(log, n), jnp.sin(c))[1], x
@@ -676,12 +687,13 @@ def test_effects_of_arrays_without_values_happen_for_each_element() -> None:
 
     def function(empty: Any, x: Any) -> Any:
         jax.debug.callback(lambda x: seen.append(x.shape), empty)
+        jax.debug.callback(lambda x: seen.append(x.shape), jnp.frexp(empty)[0])
         return x
 
     for transform in (jm.fuse, jax.vmap):
         transform(function)(np.zeros((len(VECTORS), 0)), VECTORS)
         jax.effects_barrier()
-    assert seen == [(0,)] * 2 * len(VECTORS)
+    assert seen == [(0,)] * 4 * len(VECTORS)
 
 
 @pytest.mark.filterwarnings("error")

@@ -223,3 +223,25 @@ def test_a_number_that_all_elements_share_between_bounds_of_their_own() -> None:
     assert [x.dtype for x in got] == [x.dtype for x in want]
     for one, other in zip(got, want, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("function", [jnp.sin, lambda x: x[:0]])
+def test_gradient_by_what_nothing_is_padded_with(function: Function) -> None:
+    def gradient(transform: Function) -> Any:
+        element = lambda x, y: jax.lax.pad(function(x), y, [(1, 0, 2)])  # noqa: E731
+        over = transform(element, in_axes=(0, None))
+        energy = lambda y, x: jnp.sum(over(x, y) ** 2)  # noqa: E731
+        return jax.grad(energy, (0, 1))(3.0, jnp.zeros((ELEMENTS, 0)))[0]
+
+    assert gradient(jm.fuse) == gradient(jax.vmap) == 6.0 * ELEMENTS
+
+
+def test_zeros_keep_their_sign_where_values_are_put_together() -> None:
+    def element(x: jax.Array) -> Any:
+        wide = jnp.concatenate([x, x[:1]])
+        return wide, x[jnp.array([2, 0])], jnp.pad(x, 1), jnp.stack([x, -x]), jnp.tile(wide, 2)
+
+    x = np.array([[0.0, -0.0, 1.0], [-0.0, -1.0, -0.0]])
+    found, expected = jm.fuse(element)(x), jax.vmap(element)(x)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(np.signbit(one), np.signbit(other))

@@ -16,6 +16,7 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 
 import jaxmagma as jm
+from jaxmagma.jaxpr import aval, is_empty, nested
 from tests.conformance.composition import Composition, Transform
 from tests.conformance.draw import kind
 from tests.conformance.interpreter import Rounding, evaluated, kernels
@@ -44,13 +45,17 @@ class Array:
         return f"{self.value.dtype}{list(self.value.shape)}"
 
 
+# What a callback was called with, and which one.
+Effect = tuple[str, list[np.ndarray]]
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a call gave, or its error; and what it did besides."""
 
     results: tuple[Array, ...] = ()
     error: Exception | None = None
-    effects: tuple[str, ...] = ()
+    effects: tuple[Effect, ...] = ()
     warned: frozenset[str] = frozenset()
 
 
@@ -128,7 +133,42 @@ def outcome(composition: Composition, transform: Transform) -> Outcome:
         except Exception as caught:
             made, error = (), caught
     told = frozenset(f"{x.category.__name__}: {str(x.message)[:60]}" for x in warned)
-    return Outcome(made, error, tuple(sorted(map(repr, SEEN))), told)
+    return Outcome(made, error, tuple(SEEN), told)
+
+
+def element_alone(function: Any, in_axes: Any, out_axes: Any) -> Any:
+    """The function of one element, of all elements' first."""
+
+    def of_first(*args: Any, **kwargs: Any) -> Any:
+        def first(axis: Any, x: Any) -> Any:
+            return x if axis is None else jax.lax.index_in_dim(x, 0, axis, keepdims=False)
+
+        axes = list(in_axes)
+        if axes and isinstance(axes[0], dict):
+            (tree,) = args
+            return function(
+                {
+                    "first": first(axes[0]["first"], tree["first"]),
+                    "others": [
+                        first(a, x) for a, x in zip(axes[0]["others"], tree["others"], strict=True)
+                    ],
+                }
+            )
+        args = tuple(first(a, x) for a, x in zip(axes, args, strict=True))
+        return function(*args, **{k: first(0, x) for k, x in kwargs.items()})
+
+    return of_first
+
+
+def _of_one(composition: Composition) -> Composition:
+    """The same with an element to look at, without derivatives."""
+    return replace(composition, derivative="value", elements=max(composition.elements, 1))
+
+
+def _equations(composition: Composition) -> list[JaxprEqn]:
+    """Those of the function of one element, with those inside of others."""
+    one = _of_one(composition)
+    return list(nested(jax.make_jaxpr(whole(one, element_alone))(one.arrays()).jaxpr))
 
 
 # ---- Comparing -----------------------------------------------------------------------------------
@@ -138,10 +178,17 @@ def failure(composition: Composition) -> Failure | None:
     """What ``fuse`` does otherwise than ``vmap``."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         found, expected = (outcome(composition, t) for t in (jm.fuse, jax.vmap))
-        if expected.error is not None and composition.derivative != "value":
+        if found.warned - expected.warned:
+            jax.clear_caches()  # JAX warns when it traces, and what fuse has traced it does not
+            expected = outcome(composition, jax.vmap)
+        derived = composition.derivative != "value"
+        if expected.error is not None and derived:
             if type(found.error) is type(expected.error):
                 return failure(replace(composition, derivative="value"))
-        return _different(composition, found, expected)
+        different = _different(composition, found, expected)
+        if different is not None and derived and _has_tangents_of_integers(composition):
+            return failure(replace(composition, derivative="value"))
+        return different
 
 
 # Where vmap itself fails, and fuse need not: lax.clamp by one bound that is mapped, and derivatives
@@ -157,17 +204,21 @@ OF_NO_VALUES = (
     "but output was batched on axis",
     "can't apply forward-mode autodiff (jvp) to a custom_vjp function",
     "scatter_mul gradients are only implemented",
-    "Differentiation rule for 'nextafter' not implemented",
+    "Differentiation rule for",
     "does not accept dtype complex",
     "callbacks do not support JVP",
     "Reverse-mode differentiation does not work for lax.while_loop",
+    "scatter_apply JVP not implemented",
+    "Slice size at index",
 )
 
 
 def _different(composition: Composition, found: Outcome, expected: Outcome) -> Failure | None:
     if found.error is None:
-        known = FAULTS_OF_VMAP + (OF_NO_VALUES if _has_empty(composition) else ())
-        if any(x in str(expected.error) for x in known):
+        text = str(expected.error)
+        if any(x in text for x in FAULTS_OF_VMAP):
+            return None
+        if any(x in text for x in OF_NO_VALUES) and _has_empty(composition):
             return None
     if type(found.error) is not type(expected.error):
 
@@ -175,8 +226,10 @@ def _different(composition: Composition, found: Outcome, expected: Outcome) -> F
             return "no error" if x is None else f"{type(x).__name__}: {str(x)[:400]}"
 
         return Failure("error", f"{told(found.error)}\n  vmap: {told(expected.error)}")
-    if found.effects != expected.effects:
-        return Failure("effects", f"{found.effects}\n  vmap: {expected.effects}")
+    if not _same_effects(found.effects, expected.effects):
+        _, effects, moved = _determined(composition)
+        if not _same_effects(found.effects, effects, moved):
+            return Failure("effects", f"{found.effects}\n  vmap: {expected.effects}")
     if extra := found.warned - expected.warned:
         return Failure("warning", "; ".join(extra))
     labels = [[x.label for x in outcome.results] for outcome in (found, expected)]
@@ -187,12 +240,14 @@ def _different(composition: Composition, found: Outcome, expected: Outcome) -> F
         if x.type != y.type:
             return Failure("type", f"{x.label}: {x.type}\n  vmap: {y.type}")
         if "value" in x.label and x.weak_type != y.weak_type:
+            if x.weak_type == _weak_types(composition).get(x.label):
+                continue
             return Failure(
                 "weak type", f"{x.label} of {x.type}: {x.weak_type}, vmap: {y.weak_type}"
             )
     if all(_close(x.value, y.value) for x, y in pairs):
         return None
-    for (x, y), spread in zip(pairs, _determined(composition, expected), strict=True):
+    for (x, y), spread in zip(pairs, _determined(composition)[0], strict=False):
         if not _close(x.value, y.value, spread, "value" not in x.label):
             text = f"{x.label}: {x.value.tolist()}\n  vmap: {y.value.tolist()}"
             return Failure(x.label.split("'")[1], text)
@@ -200,9 +255,53 @@ def _different(composition: Composition, found: Outcome, expected: Outcome) -> F
 
 
 def _has_empty(composition: Composition) -> bool:
-    """Whether some argument, or a literal of the function, has no values."""
-    empty = any(0 in x.shape for x in composition.arguments)
-    return empty or "np.array([]" in composition.source()
+    """Whether something that the function computes with has no values."""
+    return any(
+        is_empty(aval(x))
+        for equation in _equations(composition)
+        for x in (*equation.invars, *equation.outvars)
+        if hasattr(aval(x), "shape")
+    )
+
+
+def _has_tangents_of_integers(composition: Composition) -> bool:
+    """Whether JAX derives integers: a product of floating-point numbers, if it is to be one.
+
+    What becomes of these tangents depends on what they go through, and is no derivative.
+    """
+    return any(
+        equation.params.get("out_dtype") is not None
+        and kind(equation.params["out_dtype"]) in "iu"
+        and any(kind(aval(x).dtype) in "fc" for x in equation.invars)
+        for equation in _equations(composition)
+    )
+
+
+def _weak_types(composition: Composition) -> dict[str, bool]:
+    """Those of the results of one element.
+
+    JAX batches some operations as others, which have the weak types of other operands.
+    """
+    one = _of_one(composition)
+    closed, shapes = jax.make_jaxpr(whole(one, element_alone), return_shape=True)(one.arrays())
+    labels = [label for label, _ in _labelled(shapes)]
+    return {k: x.weak_type for k, x in zip(labels, closed.out_avals, strict=True)}
+
+
+def _same_effects(
+    found: Sequence[Effect], expected: Sequence[Effect], moved: Sequence[Any] | None = None
+) -> bool:
+    """Whether as many callbacks of each kind saw the same, in whatever order."""
+    left = list(zip(expected, moved or [[0.0] * len(xs) for _, xs in expected], strict=True))
+    for name, values in found:
+        for n, ((other, own), spreads) in enumerate(left):
+            types = [[(x.shape, x.dtype) for x in xs] for xs in (values, own)]
+            if (name, types[0]) == (other, types[1]) and all(map(_close, values, own, spreads)):
+                del left[n]
+                break
+        else:
+            return False
+    return not left
 
 
 def _close(x: Any, y: Any, spread: np.ndarray | float = 0.0, derived: bool = False) -> bool:
@@ -253,31 +352,52 @@ _ONE_OPERATION = {"add", "sub", "mul", "div", "add_any"}
 _RUNS = 6
 
 
-def _determined(composition: Composition, expected: Outcome) -> Sequence[Any]:
-    """How far each result of vmap moves under random errors of rounding."""
+def _determined(composition: Composition) -> tuple[list[Any], list[Effect], list[list[Any]]]:
+    """How far each result of vmap moves under random errors of rounding.
+
+    And what callbacks see, and how far that moves.
+    """
     arrays = composition.arrays()
     closed = jax.make_jaxpr(whole(composition, jax.vmap))(arrays)
     leaves = jax.tree.leaves(arrays)
-    exact = [np.asarray(x) for x in evaluated(closed, leaves)]
+
+    def run(rounding: Rounding | None = None) -> list[np.ndarray]:
+        SEEN.clear()
+        made = [np.asarray(x) for x in evaluated(closed, leaves, rounding)]
+        jax.effects_barrier()
+        return made + [x for _, values in SEEN for x in values]
+
+    exact, effects = run(), list(SEEN)
     spreads: list[Any] = [0.0] * len(exact)
     with np.errstate(all="ignore"):
         for seed in range(_RUNS):
-            found = evaluated(closed, leaves, _roundings(np.random.default_rng(seed)))
-            for n, (x, y) in enumerate(zip(found, exact, strict=True)):
-                if y.dtype == jax.dtypes.float0:
+            found = run(_roundings(np.random.default_rng(seed)))
+            for n, (x, y) in enumerate(zip(found, exact, strict=False)):
+                if y.dtype == jax.dtypes.float0 or x.shape != y.shape:
                     continue
                 wide = np.complex128 if kind(y.dtype) in "fc" else np.float64
-                a, b = np.asarray(x).astype(wide), y.astype(wide)
+                a, b = x.astype(wide), y.astype(wide)
                 moved = np.where((a == b) | ((a != a) & (b != b)), 0, np.abs(a - b))
                 spreads[n] = np.maximum(spreads[n], np.where(np.isnan(moved), np.inf, moved))
-    return spreads
+    seen = iter(spreads[len(closed.out_avals) :])
+    return spreads, effects, [[next(seen) for _ in values] for _, values in effects]
 
 
 def _roundings(random: np.random.Generator) -> Rounding:
-    """An error in every result; and, where sums are made inside, in every operand."""
+    """An error in every result; and, where sums are made inside, in every operand.
+
+    Sums and products of many values are made in some order, on which it depends what overflows.
+    And XLA leaves out zeros that are added, which would take the sign of others.
+    """
 
     def rounding(equation: JaxprEqn, values: Sequence[Any], results: bool) -> Sequence[Any]:
         name = equation.primitive.name
+        if name in ("reduce_sum", "reduce_prod") and not results:
+            values = [np.asarray(x) for x in values]
+            for axis in equation.params["axes"]:
+                values = [random.permutation(x, axis) for x in values]
+        if name in ("add", "add_any") and not results and random.random() < 0.5:
+            return [np.where(x == 0, -np.abs(x), x) for x in map(np.asarray, values)]
         if name in _EXACT or (not results and name in _ONE_OPERATION):
             return values
         return [_noisy(x, random) for x in values]

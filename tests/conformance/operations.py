@@ -20,15 +20,15 @@ from tests.conformance.draw import Draw, Impossible, Value
 # ---- What the lines may call ---------------------------------------------------------------------
 
 # What callbacks have seen, in the order in which they were called.
-SEEN: list[tuple[str, Any]] = []
+SEEN: list[tuple[str, list[np.ndarray]]] = []
 
 
 def seen(*values: Any) -> None:
-    SEEN.append(("seen", [np.asarray(x).tolist() for x in values]))
+    SEEN.append(("seen", [np.array(x) for x in values]))
 
 
 def counted(x: Any) -> Any:
-    SEEN.append(("counted", np.asarray(x).tolist()))
+    SEEN.append(("counted", [np.array(x)]))
     return np.asarray(x)
 
 

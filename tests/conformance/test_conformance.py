@@ -12,7 +12,7 @@ import pytest
 
 from jaxmagma import jaxpr
 from jaxmagma.functions import FUNCTIONS
-from tests.conformance.comparison import failure, shrunk, whole
+from tests.conformance.comparison import element_alone, failure, shrunk, whole
 from tests.conformance.composition import Composition, alone, drawn
 from tests.conformance.operations import OPERATIONS
 from tests.jaxprs import equations
@@ -87,30 +87,6 @@ def observed() -> Iterator[Any]:
                 except Exception:
                     continue
                 yield from equations(closed.jaxpr)
-
-
-def element_alone(function: Any, in_axes: Any, out_axes: Any) -> Any:
-    """The function of one element, of all elements' first."""
-
-    def of_first(*args: Any, **kwargs: Any) -> Any:
-        def first(axis: Any, x: Any) -> Any:
-            return x if axis is None else jax.lax.index_in_dim(x, 0, axis, keepdims=False)
-
-        axes = list(in_axes)
-        if axes and isinstance(axes[0], dict):
-            (tree,) = args
-            return function(
-                {
-                    "first": first(axes[0]["first"], tree["first"]),
-                    "others": [
-                        first(a, x) for a, x in zip(axes[0]["others"], tree["others"], strict=True)
-                    ],
-                }
-            )
-        args = tuple(first(a, x) for a, x in zip(axes, args, strict=True))
-        return function(*args, **{k: first(0, x) for k, x in kwargs.items()})
-
-    return of_first
 
 
 @pytest.fixture(scope="module")
