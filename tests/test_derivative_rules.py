@@ -1,5 +1,6 @@
 """Rules of differentiation inside of fused functions: JAX's derivatives, as kernels."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -278,6 +279,25 @@ def test_what_is_stopped_has_no_tangent_behind_the_program(stopped: Function) ->
         found, expected = (jax.tree.leaves(derive(f(function))) for f in (jm.fuse, jax.vmap))
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(one, other, 1e-12)
+
+
+def test_what_all_elements_share_is_shared_beside_a_rule() -> None:
+    def element(x: jax.Array, shared: jax.Array) -> Any:
+        return clipped(jnp.sin(x)) * jnp.max(x), jnp.bitwise_not(shared)
+
+    def gradient(transform: Function, x: jax.Array, shared: jax.Array) -> Any:
+        over = transform(element, in_axes=(0, None), out_axes=(0, None))
+        made, pull, others = jax.vjp(lambda x: over(x, shared), x, has_aux=True)
+        return pull(made)[0], others
+
+    x, shared = np.cos(np.arange(6.0).reshape(2, 3)), np.array(False)
+    for wrapped in (lambda f: f, jax.jit):
+        found, expected = (
+            wrapped(functools.partial(gradient, transform))(x, shared)
+            for transform in (jm.fuse, jax.vmap)
+        )
+        np.testing.assert_allclose(found[0], expected[0], 1e-12)
+        assert found[1].shape == expected[1].shape == ()
 
 
 def test_forward_mode_where_no_tangent_reaches_a_reverse_rule(getkey: GetKey) -> None:

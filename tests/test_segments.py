@@ -241,7 +241,7 @@ def test_zeros_keep_their_sign_where_values_are_put_together() -> None:
         wide = jnp.concatenate([x, x[:1]])
         return wide, x[jnp.array([2, 0])], jnp.pad(x, 1), jnp.stack([x, -x]), jnp.tile(wide, 2)
 
-    x = np.array([[0.0, -0.0, 1.0], [-0.0, -1.0, -0.0]])
+    x = jnp.array([[0.0, -0.0, 1.0], [-0.0, -1.0, -0.0]])
     found, expected = jm.fuse(element)(x), jax.vmap(element)(x)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(np.signbit(one), np.signbit(other))
