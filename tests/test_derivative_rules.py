@@ -300,6 +300,21 @@ def test_what_all_elements_share_is_shared_beside_a_rule() -> None:
         assert found[1].shape == expected[1].shape == ()
 
 
+def test_each_cotangent_counts_once_of_what_all_elements_share(getkey: GetKey) -> None:
+    """There vmap counts them too often, or raises an error."""
+    x, ys = normal(getkey(), (3,)), normal(getkey(), (ELEMENTS, 3))
+    weights = normal(getkey(), (2, ELEMENTS, 3))
+
+    def one_by_one(x: jax.Array, ys: jax.Array) -> Any:
+        return [jnp.stack(results) for results in zip(*(reverse(x, y) for y in ys), strict=True)]
+
+    found, expected = (
+        jax.grad(lambda x, f=f: jnp.sum(weights * jnp.stack(f(x, ys))))(x)
+        for f in (jm.fuse(reverse, in_axes=(None, 0)), one_by_one)
+    )
+    np.testing.assert_allclose(found, expected, 1e-12)
+
+
 def test_forward_mode_where_no_tangent_reaches_a_reverse_rule(getkey: GetKey) -> None:
     x, y = normal(getkey(), (ELEMENTS, 3)), normal(getkey(), (ELEMENTS, 3))
     found, expected = (

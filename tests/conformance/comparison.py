@@ -193,7 +193,10 @@ def failure(composition: Composition) -> Failure | None:
 
 # Where vmap itself fails, and fuse need not: lax.clamp by one bound that is mapped, and derivatives
 # of it by a scalar bound, of products of integers, and, in some releases, of a selection among one.
+# And of a custom_vjp some results of which all elements share: fuse takes them for one of each
+# element, whose cotangents count once each, as they do when elements come one after the other.
 FAULTS_OF_VMAP = (
+    "has a primal output that is shared across the batch",
     "clamp requires",
     "select cases must have the same shapes",
     "jax._src.ad_util.Zero",
