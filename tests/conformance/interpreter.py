@@ -252,7 +252,8 @@ def _function(name: str, *operands: Array) -> Array:
 
 def _power(x: Array, y: Array) -> Array:
     """Of one exponent for all NumPy makes a square root, if it is one half."""
-    return np.power(x, np.broadcast_to(y, np.broadcast_shapes(x.shape, y.shape, (1,))))
+    shape = np.broadcast_shapes(x.shape, y.shape)
+    return np.power(x, np.broadcast_to(y, shape or (1,))).reshape(shape)
 
 
 _POINTWISE: dict[str, Callable[..., Any]] = {
@@ -472,7 +473,7 @@ def _integer_pow(equation: JaxprEqn, x: Array) -> Array:
 def _pow(equation: JaxprEqn, x: Array, y: Array) -> Array:
     if kind(x.dtype) != "f" or x.dtype != y.dtype:
         raise Unknown
-    return _power(x, y).reshape(np.shape(x))
+    return _power(x, y)
 
 
 def _unstack(equation: JaxprEqn, x: Array) -> list[Array]:
