@@ -315,6 +315,15 @@ def test_each_cotangent_counts_once_of_what_all_elements_share(getkey: GetKey) -
     np.testing.assert_allclose(found, expected, 1e-12)
 
 
+def test_second_derivatives_of_the_error_function_at_infinity() -> None:
+    x = jnp.array([[-np.inf, np.inf, 0.5]])
+    for function, sign in ((jax.lax.erf, 1.0), (jax.lax.erfc, -1.0)):
+        slope = jax.grad(lambda x, f=function: jnp.sum(jm.fuse(lambda x: f(x))(x)))
+        found = jax.jvp(slope, (x,), (jnp.ones_like(x),))[1]
+        expected = -sign * 2 / np.pi**0.5 * np.exp(-0.25)
+        np.testing.assert_allclose(found, [[0.0, 0.0, expected]], 1e-12)
+
+
 def test_forward_mode_where_no_tangent_reaches_a_reverse_rule(getkey: GetKey) -> None:
     x, y = normal(getkey(), (ELEMENTS, 3)), normal(getkey(), (ELEMENTS, 3))
     found, expected = (
