@@ -7,7 +7,7 @@ ever.  All operators are functions of one element, contractions with one-dimensi
 happens at its quadrature points; `jaxmagma.fuse` runs them over all elements (partial assembly).
 
 Read in this order: `basis`, `mesh`, `problems` (what is solved); `spaces`, `operators`, `cg` (the
-linear algebra); `matrices`, `physics` (one quadrature point); `hydrodynamics`, `initial`,
+linear algebra); `spectrum`, `physics` (one quadrature point); `hydrodynamics`, `initial`,
 `integrators`, `simulation`, `checkpoint` (the run); `tensor`, `sampling`, `picture`, `cut`,
 `animation`, `vtk`, `rates`, `verify`, `recover_blast` (what is made of it).
 

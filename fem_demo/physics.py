@@ -5,39 +5,28 @@ of the velocity and m = rho0 |J0| w the mass that the point carries for ever:
 
     rho   = m / (w |J|)                            mass conservation
     p     = (gamma - 1) rho e,  c_s = sqrt(gamma (gamma - 1) e)      with e clipped at 0
-    D     = sym(V' J^-1),  (mu, s) = its smallest eigenvalue and eigenvector
+    L     = V' J^-1,  D = (L + L^T)/2,  (mu, s) = its smallest eigenvalue and eigenvector
     h     = h0 |J J0^-1 s|                         length scale along the direction of compression
     nu    = 2 rho h^2 |mu| + (1/2) rho h c_s psi [compression]
     sigma = -p I + nu D
     1/dt  = c_s / h_min + 2.5 nu / (rho h_min^2),  h_min = smallest singular value of J over k
-    S     = w |J| sigma J^-T = w sigma adj(J)^T    what the force integrates
+    S     = w |J| sigma J^-T                       what the force integrates
+
+In the code p, nu and sigma are those for rho = 1: all three are proportional to the density, which
+then meets w |J| in S, and their product is m.
 
 As a function of the state, nu jumps where a point starts to expand ([compression] is almost a
 step) and where the eigenvalues of D cross (s turns by a right angle).  The *smooth* viscosity, for
 derivatives through a run, has a wide step and the mean stretch h = h0 ||J J0^-1||_F / sqrt(dim).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fem_demo.matrices import (
-    Matrix,
-    adjugate,
-    apply,
-    determinant,
-    eigen,
-    largest_singular_value,
-    multiply,
-    positive_or_one,
-    square_root,
-    squared_norm,
-    stack,
-    total,
-    transpose,
-    unstack,
-)
+from fem_demo import spectrum
+from fem_demo.spectrum import positive_or_one, square_root
 
 
 # The linear viscosity term is on for mu <= SWITCH and off for mu >= 3 SWITCH, on an absolute scale.
@@ -66,75 +55,86 @@ def compression(mu: jax.Array, switch: float) -> jax.Array:
     return 1 - (3 - 2 * y) * y * y
 
 
-def kinematic_viscosity(
+def viscosity(
     material: Material,
-    jacobian: Matrix,
-    velocity_gradient: Matrix,
+    J: jax.Array,
+    L: jax.Array,
+    D: jax.Array,
     sound: jax.Array,
     vorticity_factor: bool,
     smooth: bool,
 ) -> jax.Array:
     """nu / rho."""
-    n = range(len(jacobian))
-    L = velocity_gradient
-    mu, s, _ = eigen([[0.5 * (L[i][j] + L[j][i]) for j in n] for i in n])
+    mu, s, _ = spectrum.ends(D)
     if smooth:
-        stretch = multiply(jacobian, unstack(material.inverse_jacobian))
-        square = total([squared_norm(row) for row in stretch]) / len(jacobian)
+        square = jnp.sum((J @ material.inverse_jacobian) ** 2) / len(J)
     else:
-        stretched = apply(jacobian, apply(unstack(material.inverse_jacobian), s))
-        square = squared_norm(stretched) / squared_norm(s)
+        square = jnp.sum((J @ (material.inverse_jacobian @ s)) ** 2) / (s @ s)
     h = material.length * jnp.sqrt(square)
 
     psi = jnp.ones_like(mu)
     if vorticity_factor:  # less viscosity where the flow turns rather than compresses
-        norm = square_root(total([squared_norm(row) for row in L]))
-        trace = jnp.abs(total([L[i][i] for i in n]))
+        norm = square_root(jnp.sum(L**2))
+        trace = jnp.abs(jnp.trace(L))
         psi = jnp.where(norm > 0, trace / positive_or_one(norm), 1.0)
     gate = compression(mu, SMOOTH_SWITCH if smooth else SWITCH)
     return h * (2 * h * jnp.abs(mu) + 0.5 * sound * psi * gate)
 
 
+def respond_at_point(
+    material: Material,
+    order: int,
+    position_gradient: jax.Array,
+    energy: jax.Array,
+    velocity_gradient: jax.Array | None,
+    vorticity_factor: bool,
+    smooth_viscosity: bool,
+) -> Response:
+    """With the reference gradients ``(g, m)`` of position and velocity at one point."""
+    J = position_gradient.T
+    inverse = jnp.linalg.inv(J)
+    # The smallest singular value of J is 1 / the largest of its inverse, which suffers no
+    # cancellation however flat J is.
+    inverse_h = order * spectrum.largest_singular_value(inverse)
+
+    p = (material.gamma - 1) * jnp.maximum(energy, 0.0)
+    sound = square_root(material.gamma * p)
+    inverse_time_step = sound * inverse_h
+    if velocity_gradient is None:
+        stress = -p * inverse
+    else:
+        L = velocity_gradient.T @ inverse
+        D = 0.5 * (L + L.T)
+        nu = viscosity(material, J, L, D, sound, vorticity_factor, smooth_viscosity)
+        inverse_time_step = inverse_time_step + 2.5 * nu * inverse_h**2
+        stress = inverse @ (nu * D - p * jnp.eye(len(J)))
+
+    # A point that turned inside out asks for a time step of zero, so the step is repeated.
+    det = jnp.linalg.det(J)
+    inverse_time_step = jnp.where(det < 0, jnp.inf, inverse_time_step)
+    return Response(material.mass * stress, inverse_time_step, det)
+
+
 def respond(
     material: Material,
     order: int,
-    jacobian: jax.Array,
+    position_gradient: jax.Array,
     energy: jax.Array,
-    reference_velocity_gradient: jax.Array | None,
+    velocity_gradient: jax.Array | None,
     vorticity_factor: bool = False,
     smooth_viscosity: bool = False,
 ) -> Response:
     """The response of each point of an element; without a velocity gradient there is no viscosity.
 
-    ``jacobian`` and ``reference_velocity_gradient`` are ``(g, m, points...)``, the reference
-    direction first, as `operators.gradient` makes them.
+    The gradients are ``(g, m, points...)``, as `operators.gradient` makes them.
     """
-    n = range(len(jacobian))
-    J = transpose(unstack(jacobian))
-    adj = adjugate(J)
-    det = determinant(J, adj)
-    inverse_det = 1 / det
-    energy = jnp.maximum(energy, 0.0)
-    specific_pressure = (material.gamma - 1) * energy  # p / rho
-    sound = square_root(material.gamma * specific_pressure)
-    # The singular values of adj(J) are the products of all but one singular value of J, so
-    # 1/h_min comes from the largest of them, which suffers no cancellation however flat J is.
-    inverse_h = order * largest_singular_value(adj) * jnp.abs(inverse_det)
-    inverse_time_step = sound * inverse_h
 
-    weighted_density = material.mass * inverse_det  # w rho
-    weighted_pressure = weighted_density * specific_pressure
-    stress = [[-weighted_pressure * adj[g][c] for c in n] for g in n]
-    if reference_velocity_gradient is not None:
-        V = transpose(unstack(reference_velocity_gradient))  # dv_c/dxi_g
-        L = [[inverse_det * a for a in row] for row in multiply(V, adj)]  # dv_c/dx_m
-        nu = kinematic_viscosity(material, J, L, sound, vorticity_factor, smooth_viscosity)
-        inverse_time_step = inverse_time_step + 2.5 * nu * inverse_h**2
-        half_nu = 0.5 * weighted_density * nu
-        twice_D = [[L[c][m] + L[m][c] for m in n] for c in n]
-        shear = multiply(adj, twice_D)
-        stress = [[half_nu * shear[g][c] + stress[g][c] for c in n] for g in n]
+    def at_point(mass: jax.Array, inverse_jacobian: jax.Array, *fields: Any) -> Response:
+        own = material._replace(mass=mass, inverse_jacobian=inverse_jacobian)
+        x, e, v = fields
+        return respond_at_point(own, order, x, e, v, vorticity_factor, smooth_viscosity)
 
-    # A point that turned inside out asks for a time step of zero, so the step is repeated.
-    inverse_time_step = jnp.where(det < 0, jnp.inf, inverse_time_step)
-    return Response(stack(stress), inverse_time_step, det)
+    for _ in energy.shape:
+        at_point = jax.vmap(at_point, in_axes=-1, out_axes=-1)
+    fields = position_gradient, energy, velocity_gradient
+    return at_point(material.mass, material.inverse_jacobian, *fields)

@@ -48,7 +48,6 @@ from fem_demo.arguments import (
 )
 from fem_demo.hydrodynamics import Hydrodynamics, State, point_data
 from fem_demo.integrators import INTEGRATORS, Integrator, Work, step
-from fem_demo.matrices import adjugate, determinant, transpose, unstack
 from fem_demo.picture import new_figure
 from fem_demo.simulation import Configuration, Simulation
 
@@ -88,8 +87,8 @@ def density(hydro: Hydrodynamics, state: State) -> jax.Array:
     """rho = m / (w |J|) at the quadrature points, ``(e, points...)``."""
 
     def of_element(x: jax.Array, mass: jax.Array) -> jax.Array:
-        J = transpose(unstack(operators.gradient(hydro.element, x)))
-        return mass / (hydro.element.weights * determinant(J, adjugate(J)))
+        J = jnp.moveaxis(operators.gradient(hydro.element, x), (1, 0), (-2, -1))
+        return mass / (hydro.element.weights * jnp.linalg.det(J))
 
     fused = jm.fuse(of_element, in_axes=(hydro.numbering.gather, 0))
     return fused(state.x.ravel(), hydro.material.mass)
