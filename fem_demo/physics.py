@@ -55,6 +55,21 @@ def compression(mu: jax.Array, switch: float) -> jax.Array:
     return 1 - (3 - 2 * y) * y * y
 
 
+def adjugate(J: jax.Array) -> jax.Array:
+    """|J| J^-1, whose rows are cross products of the columns of J.
+
+    It serves for both |J| and J^-1.  `jnp.linalg.det` and `jnp.linalg.inv` find it twice, and guard
+    against overflow, which takes a tenth of all operations at a point.
+    """
+    if len(J) == 1:
+        return jnp.ones_like(J)
+    if len(J) == 2:
+        (a, b), (c, d) = J
+        return jnp.array([[d, -b], [-c, a]])
+    x, y, z = J.T
+    return jnp.stack([jnp.cross(y, z), jnp.cross(z, x), jnp.cross(x, y)])
+
+
 def viscosity(
     material: Material,
     J: jax.Array,
@@ -92,27 +107,28 @@ def respond_at_point(
 ) -> Response:
     """With the reference gradients ``(g, m)`` of position and velocity at one point."""
     J = position_gradient.T
-    inverse = jnp.linalg.inv(J)
+    adj = adjugate(J)
+    det = J[0] @ adj[:, 0]
+    inverse = (1 / det) * adj
     # The smallest singular value of J is 1 / the largest of its inverse, which suffers no
     # cancellation however flat J is.
     inverse_h = order * spectrum.largest_singular_value(inverse)
 
-    p = (material.gamma - 1) * jnp.maximum(energy, 0.0)
+    m, p = material.mass, (material.gamma - 1) * jnp.maximum(energy, 0.0)
     sound = square_root(material.gamma * p)
     inverse_time_step = sound * inverse_h
     if velocity_gradient is None:
-        stress = -p * inverse
+        stress = -m * p * inverse
     else:
         L = velocity_gradient.T @ inverse
         D = 0.5 * (L + L.T)
         nu = viscosity(material, J, L, D, sound, vorticity_factor, smooth_viscosity)
         inverse_time_step = inverse_time_step + 2.5 * nu * inverse_h**2
-        stress = inverse @ (nu * D - p * jnp.eye(len(J)))
+        stress = inverse @ (m * (nu * D - p * jnp.eye(len(J))))
 
-    # A point that turned inside out asks for a time step of zero, so the step is repeated.
-    det = jnp.linalg.det(J)
-    inverse_time_step = jnp.where(det < 0, jnp.inf, inverse_time_step)
-    return Response(material.mass * stress, inverse_time_step, det)
+    # A point that is flat or inside out asks for a time step of zero, so the step is repeated.
+    inverse_time_step = jnp.where(det <= 0, jnp.inf, inverse_time_step)
+    return Response(stress, inverse_time_step, det)
 
 
 def respond(
@@ -134,7 +150,7 @@ def respond(
         x, e, v = fields
         return respond_at_point(own, order, x, e, v, vorticity_factor, smooth_viscosity)
 
-    for _ in energy.shape:
-        at_point = jax.vmap(at_point, in_axes=-1, out_axes=-1)
+    for axis in range(1, energy.ndim + 1):  # in this order they stay as they lie in memory
+        at_point = jax.vmap(at_point, in_axes=-axis, out_axes=-axis)
     fields = position_gradient, energy, velocity_gradient
     return at_point(material.mass, material.inverse_jacobian, *fields)
