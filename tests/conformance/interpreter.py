@@ -251,9 +251,9 @@ def _function(name: str, *operands: Array) -> Array:
 
 
 def _power(x: Array, y: Array) -> Array:
-    """Of one exponent for all NumPy makes a square root, if it is one half."""
+    """Not as NumPy has one exponent for all, broadcast or not: of one half, a square root."""
     shape = np.broadcast_shapes(x.shape, y.shape)
-    return np.power(x, np.broadcast_to(y, shape or (1,))).reshape(shape)
+    return np.power(x, np.array(np.broadcast_to(y, shape or (1,)))).reshape(shape)
 
 
 _POINTWISE: dict[str, Callable[..., Any]] = {
