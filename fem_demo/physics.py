@@ -58,8 +58,7 @@ def compression(mu: jax.Array, switch: float) -> jax.Array:
 def adjugate(J: jax.Array) -> jax.Array:
     """|J| J^-1, whose rows are cross products of the columns of J.
 
-    It serves for both |J| and J^-1.  `jnp.linalg.det` and `jnp.linalg.inv` find it twice, and guard
-    against overflow, which takes a tenth of all operations at a point.
+    It serves for both |J| and J^-1; `jnp.linalg.det` and `jnp.linalg.inv` would each find it anew.
     """
     if len(J) == 1:
         return jnp.ones_like(J)

@@ -40,20 +40,26 @@ def difference_of_products(a: jax.Array, b: jax.Array, c: jax.Array, d: jax.Arra
 
 
 def _halves(a: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Two numbers of half the digits, whose sum it is."""
+    """Two numbers whose sum it is, with so few digits that products of such are exact."""
     info = jnp.finfo(a.dtype)
-    high = lax.reduce_precision(a, info.nexp, info.nmant // 2)
+    high = lax.reduce_precision(a, info.nexp, (info.nmant - 1) // 2)
     return high, a - high
+
+
+def _product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Rounded: compilers fuse it with a sum that it is a term of, unless there is a barrier."""
+    made: jax.Array = lax.optimization_barrier(a * b)
+    return made
 
 
 def _product_error(a: jax.Array, b: jax.Array) -> jax.Array:
     (high, low), (b_high, b_low) = _halves(a), _halves(b)
-    rest = high * b_high - a * b
+    rest = high * b_high - _product(a, b)
     return ((rest + high * b_low) + low * b_high) + low * b_low
 
 
 def _fused_multiply_add(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
-    product = a * b
+    product = _product(a, b)
     total = product + c
     part = total - product
     lost = (product - (total - part)) + (c - part) + _product_error(a, b)

@@ -518,10 +518,12 @@ def test_operands_come_ahead(program: ElementProgram, emulated: Path) -> None:
 # Rows, columns and terms of a product that is summed over elements: none, some or all are whole
 # pieces of what tensor cores multiply.
 SUMMED_PRODUCTS = [
+    ("ekm,enk->nm", 1, 1, 1),
     ("emk,ekn->mn", 7, 9, 5),
     ("ekm,enk->nm", 8, 8, 4),
     ("emk,ekn->mn", 17, 1, 3),
     ("ekm,enk->nm", 9, 17, 7),
+    ("emk,ekn->mn", 16, 24, 1),
 ]
 
 
