@@ -35,9 +35,15 @@ To SameBits(From from) {
   std::memcpy(&to, &from, sizeof(to));
   return to;
 }
-inline int __float_as_int(float x) { return SameBits<int>(x); }
-inline float __int_as_float(int x) { return SameBits<float>(x); }
-inline int __double2hiint(double x) { return static_cast<int>(SameBits<uint64_t>(x) >> 32); }
+inline int __float_as_int(float x) {
+  return SameBits<int>(x);
+}
+inline float __int_as_float(int x) {
+  return SameBits<float>(x);
+}
+inline int __double2hiint(double x) {
+  return static_cast<int>(SameBits<uint64_t>(x) >> 32);
+}
 inline double __hiloint2double(int high, int low) {
   return SameBits<double>((uint64_t{static_cast<unsigned>(high)} << 32) |
                           static_cast<unsigned>(low));
