@@ -22,6 +22,7 @@ chosen in ``model``, how the source is printed in ``source``.
 
 import hashlib
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -42,8 +43,10 @@ from jaxmagma.lowering.cuda.locality import ordered
 from jaxmagma.lowering.cuda.locality import planned as planned
 from jaxmagma.lowering.cuda.model import busy, choose, comes_in_rows, wants_rows
 from jaxmagma.lowering.cuda.origins import resolvable
+from jaxmagma.lowering.cuda.panels import Panels, panels_of
 from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.cuda.source import Source
+from jaxmagma.lowering.cuda.source.tiles import Pointer
 from jaxmagma.lowering.cuda.sums import spread
 from jaxmagma.lowering.kernel import Declined, Excess, Kernel
 from jaxmagma.lowering.target import Target
@@ -84,6 +87,9 @@ def lower(
     if given.even_odd is None:
         given = replace(given, even_odd=target.even_odd)
     limits = limits_of(target.architecture)
+    if given.panels:
+        panels = panels_of(_constants_folded(plan), limits)
+        return Declined(panels) if isinstance(panels, str) else _panel_kernel(panels)
     block = _block(ordered(plan, given.middle), given, limits)
     if isinstance(block, Block) and wants_rows(block):
         # The fastest axis then has its turn at the points, and nobody waits for the next element.
@@ -264,14 +270,13 @@ def _evaluate_pointwise(step: Pointwise, operands: list[np.ndarray]) -> np.ndarr
 def _element_order(block: Block) -> tuple[tuple[int, ...], int]:
     """Batch axes in the order in which elements are numbered, and how many of them are kept."""
     kept = block.program.outputs[block.summed[0]].batch if block.summed else ()
-    batched = [n for n in range(block.inputs) if block.plan.tiles[n].batched]
-    largest = max(
-        batched, key=lambda n: (len(block.program.inputs[n].batch), block.plan.tiles[n].size)
-    )
-    order = [*kept]
-    order += [x for x in block.program.inputs[largest].batch if x not in order]
-    order += [x for x in range(block.program.batch_rank) if x not in order]
-    return tuple(order), len(kept)
+    return _numbering(block.program, kept), len(kept)
+
+
+def _numbering(program: ElementProgram, first: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """All batch axes: after these, those of the largest operand, as they lie in memory."""
+    largest = max(program.inputs, key=lambda x: (len(x.batch), math.prod(x.tile)))
+    return tuple(dict.fromkeys((*first, *largest.batch, *range(program.batch_rank))))
 
 
 def _chunks(block: Block, extents: tuple[int, ...]) -> tuple[int, int]:
@@ -304,9 +309,6 @@ def _attributes(source: Source) -> dict[str, Any]:
         if tile in arguments:
             copies += [arguments[tile], offset, block.bank_size(tile) * itemsize]
         offset += block.bank_bytes(tile)
-    pointers: list[int] = []  # as in cuda/launch.h: of each, its batch axes behind their number
-    for x in source.pointers:
-        pointers += [x.buffer, x.size, x.itemsize, x.gathered, len(x.axes), *x.axes]
     sums: list[int] = []  # result, workspace, values of a tile
     first = len(arguments)
     for number, out in enumerate(block.summed):
@@ -316,19 +318,50 @@ def _attributes(source: Source) -> dict[str, Any]:
     bank = [x for tile in block.bank for x in _filled(block, tile)]
     tables = [array for x in block.tables() if (array := block.constant(x)) is not None]
     return {
-        "name": "jaxmagma_" + hashlib.sha256(source.text.encode()).hexdigest()[:8],
+        "name": _name(source.text),
         "source": source.text,
         "threads": block.threads * block.groups,
         "elements": block.elements * block.groups * block.slices,
         "shared_bytes": block.shared_bytes(),
         "resident": block.strides,
         "order": _integers([kept, *order]),
-        "pointers": _integers(pointers),
+        "pointers": _pointers(source.pointers),
         "copies": _integers(copies),
         "sums": _integers(sums),
         "bank": _bytes([*bank, np.zeros(block.bank_uses(), np.int32)]),
         "table": _bytes([*tables, *block.arranged()]),
     }
+
+
+def _panel_kernel(panels: Panels) -> Kernel:
+    text = panels.source
+    attributes = {
+        "name": _name(text),
+        "source": text,
+        "threads": panels.transfers.threads,
+        "elements": panels.elements,
+        "shared_bytes": panels.shared_bytes,
+        "resident": True,
+        "order": _integers([0, *_numbering(panels.plan.program)]),
+        "pointers": _pointers(panels.pointers),
+        "copies": _integers([]),
+        "sums": _integers([]),
+        "bank": _bytes([]),
+        "table": _bytes(panels.tables),
+    }
+    return Kernel(TARGET, attributes, description=panels.describe(), source=text)
+
+
+def _name(text: str) -> str:
+    return "jaxmagma_" + hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _pointers(pointers: Iterable[Pointer]) -> np.ndarray:
+    """As in cuda/launch.h: of each, its batch axes behind their number."""
+    fields: list[int] = []
+    for x in pointers:
+        fields += [x.buffer, x.size, x.itemsize, x.gathered, len(x.axes), *x.axes]
+    return _integers(fields)
 
 
 def _filled(block: Block, tile: int) -> list[np.ndarray]:

@@ -52,6 +52,7 @@ class Parameters:
     # Of matrices that are symmetric about their centre, even and odd halves are multiplied.
     even_odd: bool | None = None
     accumulate: bool | None = None  # products only summed over elements stay in registers
+    panels: bool | None = None  # tensor cores apply dense tables to many elements at a time
     whole_sums: bool | None = None  # every thread has such a sum of products of its own fibres
 
     def __post_init__(self) -> None:

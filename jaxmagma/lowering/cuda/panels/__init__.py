@@ -1,0 +1,115 @@
+"""Kernels whose warps have panels of elements, whole, in registers.
+
+What a product or a function makes is there where the next one expects it, so nothing is exchanged
+between threads. Where dense tables are applied, to many elements that is a product of matrices:
+elements are rows of the fragments that tensor cores multiply. From a plan to the kernel there are
+passes, each a function from frozen values to the next::
+
+    fields     the plan as scalar fields along one long axis each
+    schedule   which axis is tiled, and what is computed whole, and in loops over tiles
+    ownership  which values of which elements a lane has
+    layout     where tables stand in shared memory
+    transfers  how operands get to lanes, and results to memory
+    source     the text
+
+The device functions are those of ``cuda/panel.cuh`` and ``cuda/stage.cuh``.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxmagma.lowering.cuda.architectures import Limits
+from jaxmagma.lowering.cuda.panels.fields import Fields, Multiply, Unsuitable, fields_of
+from jaxmagma.lowering.cuda.panels.layout import Layout, layout_of
+from jaxmagma.lowering.cuda.panels.ownership import Ownership, ownerships
+from jaxmagma.lowering.cuda.panels.schedule import Schedule, schedules
+from jaxmagma.lowering.cuda.panels.source import pointers_of, source_of, tables_of
+from jaxmagma.lowering.cuda.panels.transfers import Transfers, transfers_of
+from jaxmagma.lowering.cuda.source.tiles import Pointer
+from jaxmagma.plan import Plan
+
+
+@dataclass(frozen=True)
+class Panels:
+    """What the passes make of a plan."""
+
+    plan: Plan
+    schedule: Schedule
+    ownership: Ownership
+    layout: Layout
+    transfers: Transfers
+
+    @property
+    def source(self) -> str:
+        return source_of(
+            self.plan, self.schedule, self.ownership, self.layout, self.transfers
+        )
+
+    @property
+    def pointers(self) -> tuple[Pointer, ...]:
+        return pointers_of(self.plan, self.schedule)
+
+    @property
+    def tables(self) -> list[np.ndarray]:
+        """The constants that the kernel reads from memory."""
+        inputs = self.plan.program.inputs
+        used = [inputs[x].constant for x in tables_of(self.plan, self.schedule)]
+        return [x.array for x in used if x is not None]
+
+    @property
+    def shared_bytes(self) -> int:
+        values = self.layout.size + self.transfers.warps * self.transfers.of_warp
+        return values * self.plan.program.dtype.itemsize
+
+    @property
+    def elements(self) -> int:
+        """Of a block."""
+        return self.ownership.panel * self.transfers.warps
+
+    def describe(self) -> str:
+        owner = "a lane" if self.ownership.lanes == 1 else f"{self.ownership.lanes} lanes"
+        return (
+            f"{self.ownership.elements} elements on {owner}, {self.transfers.warps} warps, "
+            f"{self.transfers.stages} stages, {self.shared_bytes} bytes of shared memory"
+        )
+
+
+# Registers of a lane that has an element of its own, where three others could help.
+_FEW_REGISTERS = 128
+
+
+def panels_of(plan: Plan, limits: Limits) -> Panels | str:
+    """The panel kernel of a plan, or why there is none."""
+    program = plan.program
+    if program.dtype != np.float64:
+        return f"tensor cores that multiply {program.dtype} as exactly as asked for are unknown"
+    if any(len(out.batch) < program.batch_rank for out in program.outputs):
+        return "an output is summed over elements"
+    why = "a lane has no room for an element"
+    alone = shared = None
+    try:
+        alone = _best(plan, fields_of(plan, apart=True), limits)
+    except Unsuitable as reason:
+        why = str(reason)
+    if alone is not None and alone.ownership.registers <= _FEW_REGISTERS:
+        return alone
+    try:
+        fields = fields_of(plan)
+        if any(isinstance(x, Multiply) for x in fields.fields):
+            shared = _best(plan, fields, limits)
+    except Unsuitable as reason:
+        why = str(reason)
+    return shared or alone or why
+
+
+def _best(plan: Plan, fields: Fields, limits: Limits) -> Panels | None:
+    """The one that takes the fewest registers, if there is room."""
+    layout = layout_of(plan, fields)
+    owned = [(x, y) for x in schedules(fields) for y in ownerships(x, limits)]
+    # Of more elements a lane has more values, but work on them takes less time.
+    for schedule, ownership in sorted(owned, key=lambda x: (-x[1].elements, x[1].registers)):
+        transfers = transfers_of(plan, schedule, ownership, layout, limits)
+        if transfers is not None:
+            return Panels(plan, schedule, ownership, layout, transfers)
+    return None

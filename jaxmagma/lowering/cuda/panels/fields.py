@@ -1,0 +1,534 @@
+"""A plan as scalar fields: what a lane computes with, whatever the tiles of the plan look like.
+
+A field is a value for each position of one *long axis* (the nodes of an element, its points), or a
+single value of the element. The long axes are those that tables shared by all elements are applied
+along, or make; all other axes are taken apart, a field for each component. A tile with two long
+axes is no fields, nor are products of values that only some elements share.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from jaxmagma.builder import box_of, row_major
+from jaxmagma.plan import Plan, Pointwise, Product, Rearrange
+from jaxmagma.program import Gather, Place, View
+
+
+# Tables shorter than this along an axis have components there.
+_SHORTEST = 4
+# More fields make a kernel that takes minutes to compile.
+MOST_FIELDS = 2000
+
+
+@dataclass(frozen=True)
+class Number:
+    """A value that is known."""
+
+    value: float
+    axis: None = None
+
+    @property
+    def operands(self) -> tuple[int, ...]:
+        return ()
+
+
+@dataclass(frozen=True)
+class Load:
+    """``operand.flat[offset + stride * i]``, for each position i of an axis, if there is one.
+
+    Of a vector that is gathered from: row ``index.flat[offset + stride * i]`` of it, and of that
+    number ``component`` of ``components``.
+    """
+
+    operand: int
+    offset: int
+    stride: int
+    axis: int | None
+    index: int | None = None
+    component: int = 0
+    components: int = 1
+
+    @property
+    def operands(self) -> tuple[int, ...]:
+        return ()
+
+
+@dataclass(frozen=True)
+class Apply:
+    """A pointwise function of fields along the same axis, and of single values."""
+
+    function: str
+    operands: tuple[int, ...]
+    axis: int | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A matrix: ``operand.flat[offset + row * m + column * k]``, of a shared operand."""
+
+    operand: int
+    offset: int
+    row: int
+    column: int
+
+
+@dataclass(frozen=True)
+class Multiply:
+    """``sum over terms and k of table[m, k] * field[k]``: tables applied to fields of one axis."""
+
+    tables: tuple[Table, ...]
+    operands: tuple[int, ...]
+    axis: int
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Over all positions of a field: a single value."""
+
+    operands: tuple[int, ...]
+    axis: None = None
+
+
+Field = Number | Load | Apply | Multiply | Sum
+
+
+@dataclass(frozen=True)
+class Store:
+    """A field as part of an output: ``out.flat[offset + stride * i]``."""
+
+    output: int
+    offset: int
+    stride: int
+    axis: int | None
+    field: int
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Fields in the order in which they can be computed, and what is stored of them.
+
+    ``extents`` are those of the long axes.
+    """
+
+    extents: tuple[int, ...]
+    fields: tuple[Field, ...]
+    stores: tuple[Store, ...]
+
+    def __repr__(self) -> str:
+        lines = [f"axes {list(self.extents)}"]
+        for number, field in enumerate(self.fields):
+            along = "" if field.axis is None else f" along {self.extents[field.axis]}"
+            lines.append(f"%{number}{along} = {_formula(field)}")
+        lines += [
+            f"out{x.output}[{x.offset}{_stride(x.stride)}] = %{x.field}" for x in self.stores
+        ]
+        return "\n".join(lines)
+
+
+def _formula(field: Field) -> str:
+    if isinstance(field, Number):
+        return repr(field.value)
+    if isinstance(field, Load):
+        at = f"{field.offset}{_stride(field.stride)}"
+        if field.index is not None:
+            return f"operand {field.operand}[operand {field.index}[{at}]][{field.component}]"
+        return f"operand {field.operand}[{at}]"
+    if isinstance(field, Apply):
+        return f"{field.function}({', '.join(f'%{x}' for x in field.operands)})"
+    if isinstance(field, Sum):
+        return f"sum %{field.operands[0]}"
+    return " + ".join(
+        f"table {x.operand}[{x.offset}{_stride(x.row, 'm')}{_stride(x.column, 'k')}] %{y}[k]"
+        for x, y in zip(field.tables, field.operands, strict=True)
+    )
+
+
+def _stride(stride: int, label: str = "i") -> str:
+    return f" + {stride} {label}" if stride else ""
+
+
+class Unsuitable(Exception):
+    """Why a plan is no fields."""
+
+
+def fields_of(plan: Plan, apart: bool = False) -> Fields:
+    """The fields of a plan, with no long axis if all is taken ``apart``.
+
+    Raises ``Unsuitable`` if some tile is none.
+    """
+    made = _Reading(plan, apart)
+    return _merged(Fields(made.extents, tuple(made.numbers), tuple(made.stores)))
+
+
+# ---- Long axes -----------------------------------------------------------------------------------
+
+# An axis of a tile.
+_Axis = tuple[int, int]
+
+
+class _LongAxes:
+    """Which axes of tiles are one, and long."""
+
+    def __init__(self, plan: Plan, apart: bool) -> None:
+        self._parent: dict[_Axis, _Axis] = {}
+        candidates: list[_Axis] = []
+        for number, step in plan.numbered_steps():
+            if isinstance(step, Product | Rearrange | Pointwise):
+                first: dict[str, _Axis] = {}
+                for tile, labels in (*_terms(step), (number, step.output_labels)):
+                    for axis, label in enumerate(labels):
+                        self._join(first.setdefault(label, (tile, axis)), (tile, axis))
+                if isinstance(step, Product):
+                    candidates += _of_tables(plan, step)
+            elif isinstance(step, Gather):
+                rank = len(plan.tiles[step.index].shape)
+                for axis in range(rank):
+                    self._join((step.index, axis), (number, axis))
+                for axis in range(1, len(plan.tiles[step.vector].shape)):
+                    self._join((step.vector, axis), (number, rank + axis - 1))
+            else:
+                for whole, part, offset, strides in _parts(number, step):
+                    shapes = plan.tiles[whole].shape, plan.tiles[part].shape
+                    box = box_of(shapes[0], offset, strides, shapes[1])
+                    for axis, (start, by, count, position) in enumerate(box or ()):
+                        if (start, by, count) == (0, 1, shapes[0][axis]) and position is not None:
+                            self._join((whole, axis), (part, position))
+        long = [x for x in candidates if plan.tiles[x[0]].shape[x[1]] >= _SHORTEST and not apart]
+        roots = dict.fromkeys(map(self._root, long))
+        self._numbers = {root: n for n, root in enumerate(roots)}
+        self.extents = tuple(plan.tiles[tile].shape[axis] for tile, axis in roots)
+
+    def of(self, tile: int, axis: int) -> int | None:
+        """The number of the long axis that an axis of a tile is, if it is one."""
+        return self._numbers.get(self._root((tile, axis)))
+
+    def _root(self, x: _Axis) -> _Axis:
+        while x in self._parent:
+            x = self._parent[x]
+        return x
+
+    def _join(self, x: _Axis, y: _Axis) -> None:
+        x, y = self._root(x), self._root(y)
+        if x != y:
+            self._parent[y] = x
+
+
+def _terms(step: Product | Rearrange | Pointwise) -> list[tuple[int, str]]:
+    if isinstance(step, Product):
+        return [(step.left, step.left_labels), (step.right, step.right_labels)]
+    if isinstance(step, Rearrange):
+        return [(step.operand, step.labels)]
+    return list(zip(step.operands, step.labels, strict=True))
+
+
+def _parts(number: int, step: View | Place) -> list[tuple[int, int, int, tuple[int, ...]]]:
+    """The tile that is whole, the one that is part of it, and where."""
+    if isinstance(step, View):
+        return [(step.operand, number, step.offset, step.strides)]
+    return [(number, part, offset, strides) for part, offset, strides in step.pieces]
+
+
+def _of_tables(plan: Plan, step: Product) -> list[_Axis]:
+    """Axes that a table is applied along, or makes."""
+    tables = [(x, labels) for x, labels in _terms(step) if not plan.tiles[x].batched]
+    if len(tables) != 1:
+        return []
+    ((table, labels),) = tables
+    moved = {x for x in labels if x not in step.paired}
+    return [(table, n) for n, x in enumerate(labels) if x in moved]
+
+
+# ---- Taking apart --------------------------------------------------------------------------------
+
+# Positions along the axes of a tile that are not long.
+_Index = tuple[int, ...]
+
+
+class _Reading:
+    """Makes the fields of a plan, tile by tile."""
+
+    def __init__(self, plan: Plan, apart: bool) -> None:
+        self.plan = plan
+        self.axes = _LongAxes(plan, apart)
+        self.extents = self.axes.extents
+        self.numbers: dict[Field, int] = {}  # equal fields are one
+        self.fields: list[Field] = []
+        self.parts: dict[int, dict[_Index, int]] = {}
+        for number, step in plan.numbered_steps():
+            if not plan.tiles[number].batched:
+                raise Unsuitable("a table is computed")
+            if math.prod(step.shape) > MOST_FIELDS and apart:
+                raise Unsuitable("too many fields")
+            self._long(number)
+            self.parts[number] = dict(self._of_step(number, step))
+        self.stores = [x for n, tile in enumerate(plan.results) for x in self._stores(n, tile)]
+
+    def add(self, field: Field) -> int:
+        number = self.numbers.setdefault(field, len(self.fields))
+        if number == len(self.fields):
+            self.fields.append(field)
+        if number > MOST_FIELDS:
+            raise Unsuitable("too many fields")
+        return number
+
+    def apply(self, function: str, *operands: int) -> int:
+        axes = {self.fields[x].axis for x in operands} - {None}
+        if len(axes) > 1:
+            raise Unsuitable("a function of fields along different axes")
+        return self.add(Apply(function, operands, next(iter(axes), None)))
+
+    def total(self, fields: Iterable[int]) -> int:
+        """The sum of some fields."""
+        first, *others = fields
+        for x in others:
+            first = self.apply("add", first, x)
+        return first
+
+    # Tiles.
+
+    def _long(self, tile: int) -> tuple[int, int] | None:
+        """Which axis of a batched tile is long, and the number of that axis."""
+        found = [
+            (n, axis)
+            for n in range(len(self.plan.tiles[tile].shape))
+            if (axis := self.axes.of(tile, n)) is not None
+        ]
+        if len(found) > 1:
+            raise Unsuitable("a tile has several long axes")
+        return found[0] if found else None
+
+    def _indices(self, tile: int) -> Iterator[_Index]:
+        shape = self.plan.tiles[tile].shape
+        short = [n for n in range(len(shape)) if self.axes.of(tile, n) is None]
+        return itertools.product(*(range(shape[n]) for n in short))
+
+    def _read(self, tile: int, index: _Index) -> int:
+        """The field of a component of a tile."""
+        if tile >= len(self.plan.program.inputs):
+            return self.parts[tile][index]
+        long = self._long(tile)
+        shape = self.plan.tiles[tile].shape
+        strides = row_major(shape)
+        short = [s for n, s in enumerate(strides) if long is None or n != long[0]]
+        offset = sum(i * s for i, s in zip(index, short, strict=True))
+        constant = self.plan.program.inputs[tile].constant
+        if long is None and constant is not None:
+            value = float(constant.array.reshape(-1)[offset])
+            if math.isfinite(value):
+                return self.add(Number(value))
+        stride, axis = (0, None) if long is None else (strides[long[0]], long[1])
+        return self.add(Load(tile, offset, stride, axis))
+
+    def _stores(self, output: int, tile: int) -> Iterator[Store]:
+        long = self._long(tile)
+        strides = row_major(self.plan.tiles[tile].shape)
+        short = [s for n, s in enumerate(strides) if long is None or n != long[0]]
+        stride, axis = (0, None) if long is None else (strides[long[0]], long[1])
+        for index in self._indices(tile):
+            offset = sum(i * s for i, s in zip(index, short, strict=True))
+            yield Store(output, offset, stride, axis, self._read(tile, index))
+
+    # Steps.
+
+    def _of_step(
+        self, number: int, step: Product | Rearrange | Pointwise | View | Place | Gather
+    ) -> Iterator[tuple[_Index, int]]:
+        if isinstance(step, View):
+            return self._of_view(number, step)
+        if isinstance(step, Place):
+            return self._of_place(number, step)
+        if isinstance(step, Gather):
+            return self._of_gather(number, step)
+        return self._of_labelled(number, step)
+
+    def _of_labelled(
+        self, number: int, step: Product | Rearrange | Pointwise
+    ) -> Iterator[tuple[_Index, int]]:
+        terms = _terms(step)
+        long: dict[str, int] = {}
+        for tile, labels in (*terms, (number, step.output_labels)):
+            for n, label in enumerate(labels):
+                axis = self.axes.of(tile, n)
+                if axis is not None:
+                    long[label] = axis
+        made = [x for x in step.output_labels if x not in long]
+        summed = [x for x in step.extents if x not in step.output_labels and x not in long]
+        for index in itertools.product(*(range(step.extents[x]) for x in made)):
+            at = dict(zip(made, index, strict=True))
+            if isinstance(step, Pointwise):
+                operands = [self._read(x, _at(labels, at)) for x, labels in terms]
+                yield index, self.apply(step.function, *operands)
+                continue
+            addends = []
+            for more in itertools.product(*(range(step.extents[x]) for x in summed)):
+                addends.append({**at, **dict(zip(summed, more, strict=True))})
+            yield index, self._contracted(number, step, long, addends)
+
+    def _contracted(
+        self,
+        number: int,
+        step: Product | Rearrange,
+        long: Mapping[str, int],
+        addends: list[dict[str, int]],
+    ) -> int:
+        """The sum over all addends, and over long axes that the output does not have."""
+        terms = _terms(step)
+        over = {x for _, labels in terms for x in labels if x in long} - set(step.output_labels)
+        tables = [(x, labels) for x, labels in terms if not self.plan.tiles[x].batched]
+        if len(tables) == len(terms):
+            raise Unsuitable("a table is computed")
+        if isinstance(step, Product) and tables and over:
+            ((table, labels),) = tables
+            ((field, others),) = (x for x in terms if x[0] != table or x[1] != labels)
+            new = [x for x in labels if x in long and x in step.output_labels]
+            if new and new[0] not in others:
+                return self._applied(table, labels, field, others, new[0], over, long, addends)
+        made = []
+        for at in addends:
+            factors = [self._read(x, _at(labels, at, long)) for x, labels in terms]
+            made.append(factors[0] if len(factors) == 1 else self.apply("mul", *factors))
+        total = self.total(made)
+        for label in over:
+            if self.fields[total].axis is None:  # the same everywhere
+                total = self.apply("mul", total, self.add(Number(float(step.extents[label]))))
+            else:
+                total = self.add(Sum((total,)))
+        return total
+
+    def _applied(
+        self,
+        table: int,
+        labels: str,
+        field: int,
+        others: str,
+        row: str,
+        over: set[str],
+        long: Mapping[str, int],
+        addends: list[dict[str, int]],
+    ) -> int:
+        if len(over) != 1 or not over <= set(labels) or not over <= set(others):
+            raise Unsuitable("a table along several axes")
+        (column,) = over
+        strides = dict(zip(labels, row_major(self.plan.tiles[table].shape), strict=True))
+        tables, fields = [], []
+        for at in addends:
+            offset = sum(at[x] * stride for x, stride in strides.items() if x not in (row, column))
+            tables.append(Table(table, offset, strides[row], strides[column]))
+            fields.append(self._read(field, _at(others, at, long)))
+        if any(self.fields[x].axis != long[column] for x in fields):
+            raise Unsuitable("a table of what is the same everywhere")
+        return self.add(Multiply(tuple(tables), tuple(fields), long[row]))
+
+    def _of_view(self, number: int, step: View) -> Iterator[tuple[_Index, int]]:
+        whole, part = self.plan.tiles[step.operand].shape, step.tile
+        box = box_of(whole, step.offset, step.strides, part)
+        for index in self._indices(number):
+            at = self._inside(step.operand, number, box, index)
+            yield index, self._read(step.operand, at)
+
+    def _of_place(self, number: int, step: Place) -> Iterator[tuple[_Index, int]]:
+        pieces: dict[_Index, list[int]] = {x: [] for x in self._indices(number)}
+        for part, offset, strides in step.pieces:
+            box = box_of(step.tile, offset, strides, self.plan.tiles[part].shape)
+            for index in self._indices(part):
+                at = self._inside(number, part, box, index)
+                pieces[at].append(self._read(part, index))
+        for index, fields in pieces.items():
+            yield index, self.total(fields) if fields else self.add(Number(0.0))
+
+    def _inside(
+        self,
+        whole: int,
+        part: int,
+        box: Iterable[tuple[int, int, int, int | None]] | None,
+        index: _Index,
+    ) -> _Index:
+        """Where a component of a part of a tile is in that tile."""
+        if box is None:
+            raise Unsuitable("a part of a tile that is no box")
+        rank = len(self.plan.tiles[part].shape)
+        short = [n for n in range(rank) if self.axes.of(part, n) is None]
+        at = dict(zip(short, index, strict=True))
+        found = []
+        for axis, (start, by, count, position) in enumerate(box):
+            if self.axes.of(whole, axis) is None:
+                if position is not None and position not in at:
+                    raise Unsuitable("a long axis that is part of a short one")
+                found.append(start + (0 if position is None else by * at[position]))
+            elif (start, by, count) != (0, 1, self.plan.tiles[whole].shape[axis]):
+                raise Unsuitable("a part of a long axis")
+        return tuple(found)
+
+    def _of_gather(self, number: int, step: Gather) -> Iterator[tuple[_Index, int]]:
+        if self.plan.program.inputs[step.index].constant is not None:
+            raise Unsuitable("an index that is known")
+        shape = self.plan.tiles[step.index].shape
+        strides = row_major(shape)
+        components = self.plan.tiles[step.vector].shape[1:]
+        if any(self.axes.of(number, len(shape) + n) is not None for n in range(len(components))):
+            raise Unsuitable("a long axis of a vector that is gathered from")
+        long = self._long(number)
+        for index in self._indices(number):
+            own = [n for n in range(len(shape)) if long is None or n != long[0]]
+            offset = sum(i * strides[n] for i, n in zip(index, own, strict=False))
+            component = 0
+            for i, extent in zip(index[len(own) :], components, strict=True):
+                component = component * extent + i
+            stride, axis = (0, None) if long is None else (strides[long[0]], long[1])
+            load = Load(
+                step.vector, offset, stride, axis, step.index, component, math.prod(components)
+            )
+            yield index, self.add(load)
+
+
+def _at(labels: str, at: Mapping[str, int], long: Mapping[str, int] = {}) -> _Index:
+    return tuple(at[x] for x in labels if x in at and x not in long)
+
+
+# ---- Sums of products ----------------------------------------------------------------------------
+
+
+def _merged(given: Fields) -> Fields:
+    """Sums of tables times fields are one product, in which nothing is added but by it."""
+    uses = [0] * len(given.fields)
+    for field in given.fields:
+        for x in field.operands:
+            uses[x] += 1
+    for store in given.stores:
+        uses[store.field] += 1
+    fields = list(given.fields)
+    for number, field in enumerate(fields):
+        if not isinstance(field, Apply) or field.function != "add":
+            continue
+        left, right = (fields[x] for x in field.operands)
+        alone = all(uses[x] == 1 for x in field.operands)
+        if isinstance(left, Multiply) and isinstance(right, Multiply) and alone:
+            along = {fields[x].axis for x in (*left.operands, *right.operands)}
+            if len(along) == 1:
+                fields[number] = Multiply(
+                    left.tables + right.tables, left.operands + right.operands, left.axis
+                )
+    return _live(replace(given, fields=tuple(fields)))
+
+
+def _live(given: Fields) -> Fields:
+    """Without fields that nothing needs."""
+    needed = {x.field for x in given.stores}
+    for number in reversed(range(len(given.fields))):
+        if number in needed:
+            needed.update(given.fields[number].operands)
+    order = sorted(needed)
+    numbers = {old: new for new, old in enumerate(order)}
+
+    def renumbered(field: Field) -> Field:
+        if isinstance(field, Number | Load):
+            return field
+        return replace(field, operands=tuple(numbers[x] for x in field.operands))
+
+    return Fields(
+        given.extents,
+        tuple(renumbered(given.fields[x]) for x in order),
+        tuple(replace(x, field=numbers[x.field]) for x in given.stores),
+    )

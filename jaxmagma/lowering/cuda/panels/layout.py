@@ -1,0 +1,117 @@
+"""Where tables stand in shared memory: each one once, for products with it and with its transpose.
+
+A table is cut into squares of eight by eight values, those of a row of squares side by side; in which
+order values are in a square is said in ``cuda/panel.cuh``.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxmagma.lowering.cuda.panels.fields import Fields, Multiply, Table
+from jaxmagma.plan import Plan
+
+
+SQUARE = 64
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A table of so many rows and columns in shared memory, from value ``offset`` on."""
+
+    table: Table
+    rows: int
+    columns: int
+    offset: int
+
+    @property
+    def across(self) -> int:
+        """The squares of a row of them."""
+        return -(-self.columns // 8)
+
+    @property
+    def size(self) -> int:
+        return -(-self.rows // 8) * self.across * SQUARE
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a product reads a matrix: as it is, or transposed.
+
+    Attributes:
+      down: from the first square of eight rows of the product to that of the next.
+      along: from the first square of eight columns to that of the next.
+    """
+
+    matrix: Matrix
+    transposed: bool
+
+    @property
+    def down(self) -> int:
+        return SQUARE if self.transposed else self.matrix.across * SQUARE
+
+    @property
+    def along(self) -> int:
+        return self.matrix.across * SQUARE if self.transposed else SQUARE
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The tables of a kernel, and how each of its products reads them."""
+
+    matrices: tuple[Matrix, ...]
+    readings: tuple[tuple[int, tuple[Reading, ...]], ...]  # of each product, by its field
+
+    def __repr__(self) -> str:
+        return "\n".join(
+            f"table {x.table.operand}[{x.table.offset}]: {x.rows} x {x.columns} at {x.offset}"
+            for x in self.matrices
+        )
+
+    @property
+    def size(self) -> int:
+        """In values."""
+        return sum(x.size for x in self.matrices)
+
+    def of(self, product: int) -> tuple[Reading, ...]:
+        return dict(self.readings)[product]
+
+
+def layout_of(plan: Plan, fields: Fields) -> Layout:
+    """Equal tables are one, also where one is the transpose of the other."""
+    matrices: list[Matrix] = []
+    known: dict[object, Reading] = {}
+    readings: list[tuple[int, tuple[Reading, ...]]] = []
+    for number, table, rows, columns in _tables(fields):
+        straight = _identity(plan, table, rows, columns)
+        if straight not in known:
+            offset = sum(x.size for x in matrices)
+            matrices.append(Matrix(table, rows, columns, offset))
+            turned = Table(table.operand, table.offset, table.column, table.row)
+            known[_identity(plan, turned, columns, rows)] = Reading(matrices[-1], True)
+            known[straight] = Reading(matrices[-1], False)
+        if not readings or readings[-1][0] != number:
+            readings.append((number, ()))
+        readings[-1] = (number, (*readings[-1][1], known[straight]))
+    return Layout(tuple(matrices), tuple(readings))
+
+
+def _tables(fields: Fields) -> Iterator[tuple[int, Table, int, int]]:
+    """Those of each product, with their rows and columns."""
+    for number, field in enumerate(fields.fields):
+        if isinstance(field, Multiply):
+            for table, operand in zip(field.tables, field.operands, strict=True):
+                column = fields.fields[operand].axis
+                assert column is not None  # of what is multiplied
+                yield number, table, fields.extents[field.axis], fields.extents[column]
+
+
+def _identity(plan: Plan, table: Table, rows: int, columns: int) -> object:
+    """What equal tables have in common: their values, if these are known, else where they are."""
+    constant = plan.program.inputs[table.operand].constant
+    if constant is None:
+        return table, rows, columns
+    at = np.add.outer(table.row * np.arange(rows), table.column * np.arange(columns))
+    values = constant.array.reshape(-1)[table.offset + at]
+    return values.tobytes(), rows, columns

@@ -1,0 +1,490 @@
+"""The CUDA source of a panel kernel, written to be read.
+
+Names in the source: ``g7`` is where operand 7 is, for a lane's elements, ``out0`` output 0; ``m2``
+table 2 in shared memory. A field is ``f12`` if it is whole, ``v12`` if a single value or the value at a
+point, ``t12`` a tile of one that a table made, ``p12`` a tile of a loaded one, ``x12`` a value at a
+point of all of a lane's elements.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from jaxmagma.lowering.cuda.functors import FUNCTORS
+from jaxmagma.lowering.cuda.panels.fields import (
+    Apply,
+    Field,
+    Load,
+    Multiply,
+    Number,
+    Store,
+    Sum,
+)
+from jaxmagma.lowering.cuda.panels.layout import Layout, Reading
+from jaxmagma.lowering.cuda.panels.ownership import Ownership
+from jaxmagma.lowering.cuda.panels.schedule import Loop, Schedule, Straight
+from jaxmagma.lowering.cuda.panels.transfers import Staged, Transfers
+from jaxmagma.lowering.cuda.source.notation import lines_of
+from jaxmagma.lowering.cuda.source.text import Text, listed
+from jaxmagma.lowering.cuda.source.tiles import Pointer
+from jaxmagma.plan import Plan
+
+
+def pointers_of(plan: Plan, schedule: Schedule) -> tuple[Pointer, ...]:
+    """Of the arrays that a kernel reads, and of those that it writes."""
+    program = plan.program
+    loads = [x for x in schedule.fields.fields if isinstance(x, Load)]
+    gathered = {x.operand for x in loads if x.index is not None}
+    read = {x.operand for x in loads} | {x.index for x in loads}
+    read |= {
+        table.operand
+        for x in schedule.fields.fields
+        if isinstance(x, Multiply)
+        for table in x.tables
+    }
+    pointers: list[Pointer] = []
+    arguments = 0
+    for tile, operand in enumerate(program.inputs):
+        if operand.constant is not None:
+            continue
+        if tile in read:
+            type_ = "int" if operand.dtype.kind == "i" else "double"
+            where = (operand.batch, plan.tiles[tile].size, operand.dtype.itemsize)
+            pointers.append(
+                Pointer(f"g{tile}", arguments, *where, False, type_, tile in gathered)
+            )
+        arguments += 1
+    for number, out in enumerate(program.outputs):
+        where = (out.batch, plan.tiles[plan.results[number]].size, program.dtype.itemsize)
+        pointers.append(
+            Pointer(f"out{number}", arguments + number, *where, True, "double")
+        )
+    return tuple(pointers)
+
+
+def tables_of(plan: Plan, schedule: Schedule) -> list[int]:
+    """The constants that a kernel reads from memory, in the order in which they stand there."""
+    fields = schedule.fields.fields
+    used = {x.operand for x in fields if isinstance(x, Load)}
+    used |= {table.operand for x in fields if isinstance(x, Multiply) for table in x.tables}
+    return [n for n in sorted(used) if plan.program.inputs[n].constant is not None]
+
+
+def source_of(
+    plan: Plan, schedule: Schedule, ownership: Ownership, layout: Layout, transfers: Transfers
+) -> str:
+    """The text of a kernel."""
+    return _Printer(plan, schedule, ownership, layout, transfers).source
+
+
+class _Printer:
+    def __init__(
+        self,
+        plan: Plan,
+        schedule: Schedule,
+        ownership: Ownership,
+        layout: Layout,
+        transfers: Transfers,
+    ) -> None:
+        self.plan = plan
+        self.schedule = schedule
+        self.fields = schedule.fields.fields
+        self.extents = schedule.fields.extents
+        self.ownership = ownership
+        self.layout = layout
+        self.transfers = transfers
+        self.pointers = pointers_of(plan, schedule)
+        self.batched = [x for x in self.pointers if x.axes]
+        self.constants = set(tables_of(plan, schedule))
+        self.text = Text()
+        self._print_head()
+        self._print_kernel()
+        self.source = self.text.source
+
+    @property
+    def pack(self) -> str:
+        """The type of a value of each of a lane's elements."""
+        return f"Pack<double, {self.ownership.elements}>"
+
+    # ---- Around the work -------------------------------------------------------------------------
+
+    def _print_head(self) -> None:
+        text = self.text
+        for line in lines_of(self.plan):
+            text(f"// {line}")
+        text('#include "batch.cuh"')
+        text('#include "panel.cuh"')
+        if self.transfers.stages:
+            text('#include "stage.cuh"')
+        text()
+        text("using namespace jaxmagma;")
+        text()
+        text(f"constexpr int kThreads = {self.transfers.threads};")
+        text(f"constexpr int kPanel = {self.ownership.panel};  // elements of a warp")
+        text(f"constexpr int kLanes = {self.ownership.lanes};  // that have an element together")
+        text(f"constexpr int kElements = {self.ownership.elements};  // of these, side by side")
+        text()
+        if self.constants:
+            with text.braces("struct Table", closing="};"):
+                for x in sorted(self.constants):
+                    text(f"double t{x}[{self.plan.tiles[x].size}];")
+            text('extern "C" { __device__ Table table; }')
+            text()
+
+    def _print_kernel(self) -> None:
+        text = self.text
+        batch = f"Batch<{self.plan.program.batch_rank}, {len(self.batched)}>"
+        parameters = [f"const {batch} batch"]
+        for x in self.pointers:
+            parameters.append(
+                f"{'' if x.written else 'const '}{x.type}* __restrict__ {x.name}_"
+            )
+        parameters += [f"const int length{x.name[1:]}" for x in self.pointers if x.gathered]
+        bounds = f"kThreads, {self.transfers.blocks}"
+        text(f'extern "C" __global__ void __launch_bounds__({bounds})')
+        separator = ",\n" + " " * len("kernel(")
+        with text.braces(f"kernel({separator.join(parameters)})"):
+            if self.layout.matrices or self.transfers.stages:
+                text("extern __shared__ __align__(16) unsigned char memory[];")
+                text("double* const shared = reinterpret_cast<double*>(memory);")
+            self._print_tables()
+            text("const auto quad = panel_lane<kElements, kLanes>(threadIdx.x);")
+            text("const auto rows = panel_rows<kElements, kLanes>(threadIdx.x);")
+            text("const long long warp = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;")
+            text(
+                "const long long step = "
+                "static_cast<long long>(gridDim.x) * (kThreads / 32) * kPanel;"
+            )
+            stages = self.transfers.stages
+            if stages:
+                own = f"{self.transfers.of_warp} * (threadIdx.x / 32)"
+                text(f"double* const own = shared + {self.layout.size} + {own};")
+            if stages > 1:
+                text("int half = 0;")
+                self._print_bring("kPanel * warp", "0")
+            with text.braces(
+                "for (long long first = kPanel * warp; first < batch.inner; first += step)"
+            ):
+                if stages > 1:
+                    text("half ^= 1;")
+                    self._print_bring("first + step", "half")
+                    text("await_stages<1>();")
+                elif stages:
+                    self._print_bring("first", "0")
+                    text("await_stages<0>();")
+                text("const auto slice = jaxmagma::slice<kPanel>(first, batch.inner);")
+                self._print_places()
+                for part in self.schedule.parts:
+                    if isinstance(part, Straight):
+                        self._print_straight(part)
+                    else:
+                        self._print_loop(part)
+                self._print_send()
+
+    def _print_bring(self, first: str, half: str) -> None:
+        """Has a warp bring the tiles of a panel to one of its stages."""
+        text = self.text
+        with text.braces(f"if ({first} < batch.inner)"):
+            text(f"const auto slice = jaxmagma::slice<kPanel>({first}, batch.inner);")
+            for x in self.transfers.read:
+                to = f"own + {x.offset} + {half} * {self.transfers.panel}"
+                tile = self._global(next(y for y in self.pointers if y.name == f"g{x.tile}"))
+                text(f"bring<kPanel, {x.size}, {x.stride}>(threadIdx.x, {to}, {tile});")
+        text("commit_stage();")
+
+    def _print_send(self) -> None:
+        """Has a warp store the results of a panel."""
+        if not self.transfers.stages:
+            return
+        text = self.text
+        text("__syncwarp();", "all have read their operands, and have results there")
+        for x in self.transfers.written:
+            tile = self._global(next(y for y in self.pointers if y.name == f"out{x.tile}"))
+            where = f"own + {self._sent(x)}"
+            text(f"send<kPanel, {x.size}, {x.stride}>(threadIdx.x, {where}, {tile}, slice);")
+        if self.transfers.written:
+            text("__syncwarp();")
+
+    def _sent(self, x: Staged) -> int:
+        """Where results are, behind all stages of operands."""
+        return self.transfers.stages * self.transfers.panel + x.offset
+
+    def _print_tables(self) -> None:
+        if not self.layout.matrices:
+            return
+        text = self.text
+        for n, x in enumerate(self.layout.matrices):
+            where = f"{self._shared(x.table.operand)} + {x.table.offset}"
+            text(f"double* const m{n} = shared + {x.offset};")
+            text(
+                f"arrange<kThreads, {x.rows}, {x.columns}>(threadIdx.x, m{n}, {where}, "
+                f"{x.table.row}, {x.table.column});"
+            )
+        text("__syncthreads();")
+
+    def _print_places(self) -> None:
+        """Where a lane's elements are in arrays."""
+        loads = [x for x in self.fields if isinstance(x, Load) and x.index is not None]
+        gathers = {f"g{n}" for x in loads for n in (x.operand, x.index)}
+        staged = {f"g{x.tile}": f"{x.offset}{self._half}" for x in self.transfers.read}
+        staged |= {f"out{x.tile}": str(self._sent(x)) for x in self.transfers.written}
+        strides = {f"g{x.tile}": x.stride for x in self.transfers.read}
+        strides |= {f"out{x.tile}": x.stride for x in self.transfers.written}
+        for x in self.pointers:
+            if x.name in staged:
+                where = f"[&](int e) {{ return own + {staged[x.name]} + {strides[x.name]} * e; }}"
+            elif x.axes or x.name in gathers:
+                where = self._global(x)
+            else:
+                continue
+            self.text(f"const auto {x.name} = each({where}, rows, slice);")
+
+    @property
+    def _half(self) -> str:
+        """From the first stage to the one that is worked on."""
+        return f" + (half ^ 1) * {self.transfers.panel}" if self.transfers.stages > 1 else ""
+
+    def _global(self, x: Pointer) -> str:
+        """A function of the element of a slice: where its tile of an array is."""
+        if not x.axes:
+            return f"[&](int) {{ return {x.name}_; }}"
+        offset = f"batch.offset<{self.batched.index(x)}, {x.size}>(slice.element(e))"
+        return f"[&](int e) {{ return {x.name}_ + {offset}; }}"
+
+    def _shared(self, operand: int) -> str:
+        return f"table.t{operand}" if operand in self.constants else f"g{operand}_"
+
+    # ---- Whole fields, and single values ---------------------------------------------------------
+
+    def _print_straight(self, part: Straight) -> None:
+        for x in part.fields:
+            self._print_whole(x, self.fields[x])
+        for store in part.stores:
+            self._print_store(store)
+
+    def _print_whole(self, number: int, field: Field) -> None:
+        name = self._name(number)
+        if isinstance(field, Number):
+            return
+        if isinstance(field, Load):
+            self.text(f"const auto {name} = {self._loaded(field)};")
+        elif isinstance(field, Apply):
+            operands = listed([f"{FUNCTORS[field.function]}()", *map(self._name, field.operands)])
+            made = "map" if field.axis is None else f"map_whole<{self.extents[field.axis]}>"
+            self.text(f"const auto {name} = {made}({operands});")
+        elif isinstance(field, Sum):
+            (operand,) = field.operands
+            axis = self.fields[operand].axis
+            assert axis is not None  # of what is summed
+            self.text(
+                f"const auto {name} = sum_whole<{self.extents[axis]}>(quad, {self._name(operand)});"
+            )
+        else:
+            self._print_product(number, field)
+
+    def _loaded(self, field: Load) -> str:
+        """A whole field, or a single value."""
+        shared = not self.plan.tiles[field.operand].batched
+        if field.axis is None:
+            if field.index is not None:
+                return self._gathered(field, str(field.offset))
+            if shared and field.index is None:
+                return f"{self._shared(field.operand)}[{field.offset}]"
+            return f"get(g{field.operand} + {field.offset})"
+        extent = self.extents[field.axis]
+        if field.index is not None:
+            sizes = f"{extent}, {field.stride}, 0, {field.components}"
+            return (
+                f"load_gathered<{sizes}>(quad, g{field.operand}, length{field.operand}, "
+                f"g{field.index} + {field.offset}, {field.component})"
+            )
+        if shared:
+            where = f"{self._shared(field.operand)} + {field.offset}"
+            return f"load_shared<{extent}, {field.stride}>(quad, {where})"
+        return f"load<{extent}, {field.stride}>(quad, g{field.operand} + {field.offset})"
+
+    def _gathered(self, field: Load, at: str) -> str:
+        return (
+            f"gathered<{field.components}>(g{field.operand}, length{field.operand}, "
+            f"g{field.index} + ({at}), {field.component})"
+        )
+
+    def _print_product(self, number: int, field: Multiply) -> None:
+        """Of whole fields, eight rows at a time."""
+        rows = self.extents[field.axis]
+        size = f"{self.ownership.elements}, {rows}"
+        self.text(f"Accumulator<{size}> y{number};")
+        for reading, operand in zip(self.layout.of(number), field.operands, strict=True):
+            axis = self.fields[operand].axis
+            assert axis is not None  # of what is multiplied
+            where = f"{self._matrix(reading)} + t * {reading.down}"
+            with self.text.braces(f"for (int t = 0; t < {-(-rows // 8)}; ++t)"):
+                self.text(
+                    f"multiply<{self.extents[axis]}, {reading.along}, kElements>(quad, {where}, "
+                    f"{_lanes(reading)}, {{&y{number}.tile[t]}}, {self._name(operand)});"
+                )
+        self.text(f"const auto {self._name(number)} = y{number}.whole();")
+
+    def _print_store(self, store: Store) -> None:
+        name, to = self._name(store.field), f"out{store.output} + {store.offset}"
+        if store.axis is None:
+            self.text(f"store_one(quad, {to}, {name});")
+        else:
+            sizes = f"{self.extents[store.axis]}, {store.stride}"
+            self.text(f"store_whole<{sizes}>(quad, {to}, {name});")
+
+    # ---- Tiles -----------------------------------------------------------------------------------
+
+    def _print_loop(self, loop: Loop) -> None:
+        text, extent = self.text, self.extents[self.schedule.tiled]
+        products = [x for x in loop.accumulated if isinstance(self.fields[x], Multiply)]
+        sums = [x for x in loop.accumulated if isinstance(self.fields[x], Sum)]
+        for x in products:
+            text(f"Accumulator<kElements, {self._rows(x)}> y{x};")
+        for x in sums:
+            text(f"{self.pack} y{x} = {{}};")
+        with text.braces(f"tiles<{extent}>([&](auto count, int t)", closing="});"):
+            text("constexpr int kCount = decltype(count)::value;")
+            self._print_loads(loop)
+            for x in loop.multiplied:
+                text(f"Tile<kElements> t{x};")
+            for group in self._by_table(loop.multiplied):
+                self._print_multiply(*group)
+            text("#pragma unroll")
+            with text.braces("for (int slot = 0; slot < (kCount + 3) / 4; ++slot)"):
+                self._print_points(loop)
+                self._print_accumulate(products)
+                for x in sums:
+                    (operand,) = self.fields[x].operands
+                    text(f"y{x} += padded<kCount>(quad, slot, {self._at_point(operand)});")
+                for store in loop.stores:
+                    to = f"out{store.output} + {store.offset}"
+                    at = f"(8 * t + position<kCount>(quad, slot)) * {store.stride}"
+                    text(
+                        f"put<kCount>(quad, slot, {to} + {at}, {self._at_point(store.field)});"
+                    )
+        for x in products:
+            text(f"const auto {self._name(x)} = y{x}.whole();")
+        for x in sums:
+            text(f"const auto {self._name(x)} = of_quad(y{x});")
+
+    def _print_loads(self, loop: Loop) -> None:
+        """What is loaded at the points of a tile, before anything waits for products."""
+        loads = [(x, f) for x in loop.points if isinstance(f := self.fields[x], Load)]
+        for x, field in loads:
+            shared = not self.plan.tiles[field.operand].batched
+            text = "double" if shared and field.index is None else self.pack
+            self.text(f"{text} p{x}[2];")
+        if not loads:
+            return
+        with self.text.braces(
+            "positions<kCount>(quad, 8 * t, [&](int slot, int i)", closing="});"
+        ):
+            for x, field in loads:
+                at = f"{field.offset} + i * {field.stride}"
+                if field.index is not None:
+                    value = self._gathered(field, at)
+                elif self.plan.tiles[field.operand].batched:
+                    value = f"get(g{field.operand} + ({at}))"
+                else:
+                    value = f"{self._shared(field.operand)}[{at}]"
+                self.text(f"p{x}[slot] = {value};")
+
+    def _by_table(
+        self, numbers: Iterable[int]
+    ) -> list[tuple[Reading, list[tuple[int, int]]]]:
+        """Products with their operands, those with the same table together."""
+        groups: dict[tuple[Reading, int | None], list[tuple[int, int]]] = {}
+        for number in numbers:
+            operands = self.fields[number].operands
+            for reading, operand in zip(self.layout.of(number), operands, strict=True):
+                key = reading, self.fields[operand].axis
+                groups.setdefault(key, []).append((number, operand))
+        return [(reading, pairs) for (reading, _), pairs in groups.items()]
+
+    def _print_multiply(self, reading: Reading, pairs: Sequence[tuple[int, int]]) -> None:
+        axis = self.fields[pairs[0][1]].axis
+        assert axis is not None  # of what is multiplied
+        made = listed(f"&t{x}" for x, _ in pairs)
+        given = listed(self._name(x) for _, x in pairs)
+        self.text(
+            f"multiply<{self.extents[axis]}, {reading.along}, kElements>(quad, "
+            f"{self._matrix(reading)} + t * {reading.down}, {_lanes(reading)}, {{{made}}}, "
+            f"{given});"
+        )
+
+    def _print_points(self, loop: Loop) -> None:
+        """Functions at a point, element by element."""
+        text = self.text
+        functions = [x for x in loop.points if isinstance(self.fields[x], Apply)]
+        kept = {y for x in loop.accumulated for y in self.fields[x].operands}
+        kept |= {x.field for x in loop.stores}
+        for x in functions:
+            if x in kept:
+                text(f"{self.pack} x{x};")
+        if not functions:
+            return
+        text("#pragma unroll")
+        with text.braces("for (int w = 0; w < kElements; ++w)"):
+            for x in functions:
+                field = self.fields[x]
+                assert isinstance(field, Apply)
+                operands = listed(map(self._of_element, field.operands))
+                text(f"const double v{x} = {FUNCTORS[field.function]}()({operands});")
+                if x in kept:
+                    text(f"x{x}.value[w] = v{x};")
+
+    def _of_element(self, number: int) -> str:
+        """A value at a point, of element w of a lane."""
+        field = self.fields[number]
+        if isinstance(field, Number):
+            return self._name(number)
+        if field.axis is None:
+            return f"of_fibre({self._name(number)}, w)"
+        if isinstance(field, Load):
+            return f"of_fibre(p{number}[slot], w)"
+        if isinstance(field, Multiply):
+            return f"t{number}[slot].value[w]"
+        return f"v{number}"
+
+    def _at_point(self, number: int) -> str:
+        """The same, of all of a lane's elements."""
+        field = self.fields[number]
+        if isinstance(field, Load):
+            return f"p{number}[slot]"
+        return f"t{number}[slot]" if isinstance(field, Multiply) else f"x{number}"
+
+    def _print_accumulate(self, products: Iterable[int]) -> None:
+        for reading, pairs in self._by_table(products):
+            rows = self._rows(pairs[0][0])
+            made = listed(f"&y{x}" for x, _ in pairs)
+            given = listed(
+                f"padded<kCount>(quad, slot, {self._at_point(x)})" for _, x in pairs
+            )
+            self.text(
+                f"accumulate<{rows}, {reading.down}, kElements, {len(pairs)}>("
+                f"{self._matrix(reading)} + t * {reading.along}, {_lanes(reading)}[slot], "
+                f"{{{made}}}, {{{given}}});"
+            )
+
+    # ---- Names -----------------------------------------------------------------------------------
+
+    def _name(self, number: int) -> str:
+        field = self.fields[number]
+        if isinstance(field, Number):
+            return _literal(field.value)
+        return f"v{number}" if field.axis is None else f"f{number}"
+
+    def _rows(self, number: int) -> int:
+        axis = self.fields[number].axis
+        assert axis is not None  # of a product
+        return self.extents[axis]
+
+    def _matrix(self, reading: Reading) -> str:
+        return f"m{self.layout.matrices.index(reading.matrix)}"
+
+
+def _lanes(reading: Reading) -> str:
+    return "quad.by_columns" if reading.transposed else "quad.by_rows"
+
+
+def _literal(value: float) -> str:
+    return repr(value) if value >= 0 else f"({value!r})"

@@ -1,0 +1,163 @@
+"""How operands and results move between global memory and lanes, and how many warps that leaves room for.
+
+Lanes read what they need where it is, or a warp brings the tiles of its panel to shared memory in whole
+rows of memory, those of its next panel while it works on this one. Results go the same way back.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxmagma.lowering.cuda.architectures import Limits
+from jaxmagma.lowering.cuda.panels.fields import Load, Store
+from jaxmagma.lowering.cuda.panels.layout import Layout
+from jaxmagma.lowering.cuda.panels.ownership import Ownership
+from jaxmagma.lowering.cuda.panels.schedule import Schedule
+from jaxmagma.lowering.cuda.parameters import RESERVED_BYTES, WARP
+from jaxmagma.plan import Plan
+
+
+# Warps of a block: with fewer, tables would stand in shared memory more often than need be.
+_WARPS = (4, 6, 8, 12, 16)
+# Of the warps that registers leave room for, how many there have to be.
+_ENOUGH = 0.75
+# Values of 8 bytes that shared memory gives or takes at a time, and lanes that it serves with them.
+_BANKS = 16
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A tile of each of a panel's elements in shared memory, ``stride`` values from one to the next."""
+
+    tile: int
+    size: int
+    stride: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """What goes through shared memory, and the warps of a block.
+
+    Attributes:
+      stages: panels that are there at a time, none if lanes read global memory.
+      read: operands.
+      written: results, by their number.
+      panel: values of one stage of a warp.
+      sent: values of its results.
+      warps: of a block.
+      blocks: of a multiprocessor, at least.
+    """
+
+    stages: int
+    read: tuple[Staged, ...]
+    written: tuple[Staged, ...]
+    panel: int
+    sent: int
+    warps: int
+    blocks: int
+
+    @property
+    def of_warp(self) -> int:
+        """Values in shared memory, tables aside."""
+        return self.stages * self.panel + self.sent
+
+    @property
+    def threads(self) -> int:
+        return WARP * self.warps
+
+
+def transfers_of(
+    plan: Plan, schedule: Schedule, ownership: Ownership, layout: Layout, limits: Limits
+) -> Transfers | None:
+    """Those with two stages if enough warps have room then, else with one, else with none."""
+    resident = limits.registers // (WARP * ownership.registers)
+    found = [
+        x
+        for stages in (2, 1, 0)
+        for x in _possible(plan, schedule, ownership, layout, limits, stages)
+    ]
+    most = max((x.warps * x.blocks for x in found), default=0)
+    enough = (x for x in found if x.warps * x.blocks >= _ENOUGH * min(most, resident))
+    return next(enough, None)
+
+
+def _possible(
+    plan: Plan,
+    schedule: Schedule,
+    ownership: Ownership,
+    layout: Layout,
+    limits: Limits,
+    stages: int,
+) -> Iterator[Transfers]:
+    """The one with the most warps, if any has room."""
+    read = _staged(_reads(plan, schedule), ownership) if stages else ()
+    written = _staged(_writes(plan, schedule), ownership) if stages else ()
+    panel, sent = (sum(ownership.panel * x.stride for x in tiles) for tiles in (read, written))
+    itemsize = plan.program.dtype.itemsize
+    best: Transfers | None = None
+    for warps in _WARPS:
+        own = itemsize * (layout.size + warps * (stages * panel + sent))
+        if own > limits.shared_of_block or WARP * warps > limits.threads:
+            continue
+        blocks = min(
+            limits.registers // (WARP * warps * ownership.registers),
+            limits.shared // (own + RESERVED_BYTES),
+            limits.blocks,
+            limits.warps // warps,
+        )
+        if blocks and (best is None or warps * blocks > best.warps * best.blocks):
+            best = Transfers(stages, read, written, panel, sent, warps, blocks)
+    if best is not None:
+        yield best
+
+
+# ---- Tiles in shared memory ----------------------------------------------------------------------
+
+# Where lanes read or write a tile: an offset, and a stride along a long axis.
+_Accesses = dict[int, list[tuple[int, int]]]
+
+
+def _reads(plan: Plan, schedule: Schedule) -> dict[int, tuple[int, list[tuple[int, int]]]]:
+    """Batched operands with their sizes and where lanes read them, but those of gathers."""
+    found: dict[int, tuple[int, list[tuple[int, int]]]] = {}
+    for x in schedule.fields.fields:
+        if isinstance(x, Load) and x.index is None and plan.tiles[x.operand].batched:
+            size = plan.tiles[x.operand].size
+            found.setdefault(x.operand, (size, []))[1].append((x.offset, x.stride))
+    return dict(sorted(found.items()))
+
+
+def _writes(plan: Plan, schedule: Schedule) -> dict[int, tuple[int, list[tuple[int, int]]]]:
+    found: dict[int, tuple[int, list[tuple[int, int]]]] = {}
+    for x in schedule.fields.stores:
+        size = plan.tiles[plan.results[x.output]].size
+        found.setdefault(x.output, (size, []))[1].append(_access(x))
+    return dict(sorted(found.items()))
+
+
+def _access(x: Store) -> tuple[int, int]:
+    return x.offset, x.stride
+
+
+def _staged(
+    tiles: dict[int, tuple[int, list[tuple[int, int]]]], ownership: Ownership
+) -> tuple[Staged, ...]:
+    """The tiles one after the other, elements so far apart that fewest lanes wait for a bank."""
+    found: list[Staged] = []
+    offset = 0
+    for tile, (size, accesses) in tiles.items():
+        strides = range(size, size + _BANKS)
+        stride = min(strides, key=lambda x: sum(_turns(x, y, ownership) for _, y in accesses))
+        found.append(Staged(tile, size, stride, offset))
+        offset += ownership.panel * stride
+    return tuple(found)
+
+
+def _turns(stride: int, along: int, ownership: Ownership) -> int:
+    """How often shared memory is asked for what half a warp accesses."""
+    lane = np.arange(_BANKS)
+    at = lane // ownership.lanes * stride + lane % ownership.lanes * along
+    banks = {int(x): int(x) % _BANKS for x in at}  # lanes with the same value are served together
+    return int(np.bincount(list(banks.values())).max())
