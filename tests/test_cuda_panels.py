@@ -1,0 +1,281 @@
+"""Kernels whose warps have panels of elements: dense tables, and elements that a lane has alone."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxmagma as jm
+from jaxmagma import choices
+from jaxmagma.choices import Choice
+from jaxmagma.lowering import cuda
+from jaxmagma.lowering.cuda.parameters import Parameters
+from jaxmagma.lowering.kernel import Declined, Kernel
+from jaxmagma.lowering.target import Target
+from jaxmagma.normal import normal_form
+from jaxmagma.program import ElementProgram
+from tests import cuda_emulator, cuda_fused, jaxprs
+from tests.cuda_programs import arguments
+from tests.test_cuda_compile import check_registers
+
+
+Array = np.ndarray[Any, Any]
+# A function of an element, and the shapes of its arguments.
+Case = tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]
+
+
+@pytest.fixture(autouse=True)
+def x64() -> Any:
+    with jax.enable_x64(True):
+        yield
+
+
+def table(*shape: int) -> Array:
+    return np.random.default_rng(sum(shape)).uniform(-1, 1, shape)
+
+
+# ---- Functions of an element ---------------------------------------------------------------------
+
+
+def diffusion(points: int, nodes: int) -> Case:
+    D = table(3, points, nodes)
+
+    def function(u: Any, J: Any, c: Any) -> Any:
+        g = jnp.einsum("dqi,i->qd", D, u) @ J * c[:, None]
+        return jnp.einsum("dqi,qd->i", D, g @ J.T)
+
+    return function, ((nodes,), (3, 3), (points,))
+
+
+def elasticity(points: int, nodes: int) -> Case:
+    """The gradient of an energy of a vector field, its components last."""
+    D = table(3, points, nodes)
+    w = table(points) ** 2
+
+    def energy(u: Any, J: Any) -> Any:
+        g = jnp.einsum("dqi,iv->qvd", D, u) @ J
+        s = 0.5 * (g + jnp.swapaxes(g, -1, -2))
+        trace = jnp.trace(s, axis1=-2, axis2=-1)
+        return jnp.einsum("q,qij,qij->", w, s, s) + 0.5 * jnp.sum(w * trace**2)
+
+    return jax.grad(energy), ((nodes, 3), (3, 3))
+
+
+def interpolation(points: int, nodes: int) -> Case:
+    """Values at the points, and a function of them; one result has its components first."""
+    B = table(points, nodes)
+
+    def function(u: Any) -> Any:
+        v = B @ u
+        return v, jnp.tanh(v[:, 0]), jnp.stack([jnp.exp(v[:, 1]), v[:, 0] * v[:, 1]])
+
+    return function, ((nodes, 2),)
+
+
+def twice(points: int, nodes: int) -> Case:
+    """To the points and back, and once more, with what is known at both times."""
+    B = table(points, nodes)
+
+    def function(u: Any, c: Any) -> Any:
+        v = c * jnp.sin(B @ u)
+        return B.T @ (jnp.cos(B @ (B.T @ v)) * v) + u
+
+    return function, ((nodes,), (points,))
+
+
+def integrals(points: int, nodes: int) -> Case:
+    """Sums over points and over nodes, and a field that they scale."""
+    B = table(points, nodes)
+    w = table(points)
+
+    def function(u: Any, scale: Any) -> Any:
+        v = B @ u
+        total = jnp.sum(w * v**2) + scale
+        return total, B.T @ (w * v / (1 + total**2)), jnp.sum(u)
+
+    return function, ((nodes,), ())
+
+
+def small_matrices() -> Case:
+    """No table at all: an inverse and some products for each element."""
+
+    def function(A: Any, b: Any) -> Any:
+        inverse = jnp.linalg.inv(A + 3 * jnp.eye(3))
+        return inverse @ b, jnp.linalg.det(A), inverse * b[0]
+
+    return function, ((3, 3), (3,))
+
+
+CASES = {
+    "diffusion of four nodes": diffusion(4, 4),
+    "diffusion of ten nodes": diffusion(11, 10),
+    "diffusion of twenty nodes": diffusion(24, 20),
+    "diffusion of whole tiles": diffusion(8, 16),
+    "diffusion with a point beyond tiles": diffusion(17, 5),
+    "elasticity of four nodes": elasticity(4, 4),
+    "elasticity of ten nodes": elasticity(11, 10),
+    "interpolation": interpolation(13, 7),
+    "interpolation of few": interpolation(3, 3),
+    "twice": twice(9, 6),
+    "integrals": integrals(10, 6),
+    "small matrices": small_matrices(),
+}
+
+
+def program_of(case: Case) -> ElementProgram:
+    function, shapes = case
+    arrays = [jnp.zeros((2, *x)) for x in shapes]
+    (program,) = jaxprs.programs(jm.fuse(function), *arrays)
+    return normal_form(program)[0]
+
+
+def panels(program: ElementProgram, extents: tuple[int, ...], architecture: str) -> Kernel:
+    target = Target("cuda", architecture)
+    made = cuda.lower(cuda.planned(program), extents, Parameters(panels=True), target)
+    assert isinstance(made, Kernel), made
+    return made
+
+
+def emulate(
+    program: ElementProgram, arrays: list[Array], folder: Path, architecture: str = "sm_90"
+) -> list[Array]:
+    extents = program.batch_extents([x.shape for x in arrays])
+    kernel = panels(program, extents, architecture)
+    return cuda_emulator.run(kernel, program, arrays, folder)
+
+
+# ---- Values --------------------------------------------------------------------------------------
+
+
+# A lane has rows of more elements where tensor cores are fast.
+@pytest.mark.parametrize("architecture", ["sm_86", "sm_90"])
+@pytest.mark.parametrize("name", CASES)
+def test_values(name: str, architecture: str, emulated: Path) -> None:
+    program = program_of(CASES[name])
+    for elements in (1, 37, 150):
+        arrays = arguments(program, (elements,))
+        found = emulate(program, arrays, emulated, architecture)
+        cuda_fused.assert_same(program, arrays, found)
+
+
+def test_elements_do_not_mix(emulated: Path) -> None:
+    """What is no number in one element is none in any other, nor beyond the last node."""
+    program = program_of(CASES["diffusion of ten nodes"])
+    arrays = arguments(program, (40,))
+    (clean,) = emulate(program, arrays, emulated)
+    for x, bad in zip(arrays, (np.nan, np.inf, np.nan), strict=True):
+        x[11] = bad
+    (found,) = emulate(program, arrays, emulated)
+    assert np.isnan(found[11]).all()
+    np.testing.assert_array_equal(np.delete(found, 11, 0), np.delete(clean, 11, 0))
+
+
+def test_functions_of_what_is_beyond_the_last_point(emulated: Path) -> None:
+    """There is nothing there, so its logarithm must not count, nor what is divided by it."""
+    B = table(11, 9) + 2
+
+    def function(u: Any) -> Any:
+        v = B @ u
+        return B.T @ (jnp.log(v) + 1 / v), jnp.sum(1 / v)
+
+    program = program_of((function, ((9,),)))
+    arrays = [np.random.default_rng(1).uniform(1, 2, (21, 9))]
+    cuda_fused.assert_same(program, arrays, emulate(program, arrays, emulated))
+
+
+def test_tables_that_are_traced(emulated: Path) -> None:
+    def function(B: Any, u: Any) -> Any:
+        return jnp.einsum("qi,q->i", B, jnp.tanh(jnp.einsum("qi,i->q", B, u)))
+
+    fused = jm.fuse(function, in_axes=(None, 0))
+    (program,) = jaxprs.programs(fused, jnp.zeros((11, 6)), jnp.zeros((2, 6)))
+    program, _ = normal_form(program)
+    arrays = arguments(program, (37,))
+    cuda_fused.assert_same(program, arrays, emulate(program, arrays, emulated))
+
+
+@pytest.mark.parametrize("in_axes", [(0, None, 0), (None, 0, 0), (1, 0, None)])
+def test_two_batch_axes(in_axes: tuple[int | None, ...], emulated: Path) -> None:
+    """Operands have both of them, one, or the other one."""
+    function, shapes = CASES["diffusion of ten nodes"]
+    fused = jax.vmap(jm.fuse(function), in_axes=in_axes)
+    arrays = [jnp.zeros((3, *x)) for x in shapes]
+    arrays = [
+        x if axis is None else jnp.stack([x] * 5, axis)
+        for x, axis in zip(arrays, in_axes, strict=True)
+    ]
+    (program,) = jaxprs.programs(fused, *arrays)
+    program, _ = normal_form(program)
+    arrays = arguments(program, (5, 13))
+    cuda_fused.assert_same(program, arrays, emulate(program, arrays, emulated))
+
+
+def test_gathered_operands(emulated: Path) -> None:
+    """From a vector of values, or of vectors, by an index that says no place here and there."""
+    D = table(3, 11, 10)
+
+    def function(u: Any, x: Any) -> Any:
+        J = jnp.einsum("dqi,ix->qdx", D, x)
+        return jnp.einsum("dqi,qdx->ix", D, J) * u[:, None]
+
+    index = np.random.default_rng(2).integers(0, 50, (29, 10))
+    mesh = jm.gather(index)
+    fused = jm.fuse(function, in_axes=(mesh, mesh))
+    programs = jaxprs.programs(fused, jnp.zeros(50), jnp.zeros((50, 3)))
+    program, _ = normal_form(programs[0])
+    rng = np.random.default_rng(3)
+    arrays: list[Array] = []
+    for operand in program.arguments:
+        if operand.dtype.kind == "i":
+            arrays.append(np.where(index == 7, 50, index).astype(operand.dtype))
+        else:
+            arrays.append(rng.uniform(-1, 1, operand.tile))
+    cuda_fused.assert_same(program, arrays, emulate(program, arrays, emulated))
+
+
+# ---- What has none -------------------------------------------------------------------------------
+
+
+def test_what_has_no_panels() -> None:
+    """A reason is given, and the usual lowering is asked."""
+    B = table(8, 8)
+    cases: dict[str, Case] = {
+        "long axes": (lambda u: jnp.einsum("qi,rj,ij->qr", B, B, u), ((8, 8),)),
+        "float64": (lambda u: B.astype("float32") @ u.astype("float32"), ((8,),)),
+    }
+    for name, case in cases.items():
+        made = cuda.lower(
+            cuda.planned(program_of(case)), (10,), Parameters(panels=True), Target("cuda", "sm_90")
+        )
+        assert isinstance(made, Declined), name
+
+
+# ---- Machine code --------------------------------------------------------------------------------
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("name", CASES)
+def test_compiles_without_spills(name: str) -> None:
+    check_registers(panels(program_of(CASES[name]), (1000,), "sm_90"))
+
+
+# ---- On a GPU ------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("elements", [1, 2000, 20011])
+@pytest.mark.parametrize("name", CASES)
+def test_on_a_gpu(name: str, elements: int) -> None:
+    function, shapes = CASES[name]
+    rng = np.random.default_rng(elements)
+    arrays = [rng.uniform(0.5, 1, (elements, *x)) for x in shapes]
+    with choices.using(Choice.of({"panels": True}, choices.CALLER)):
+        found = jax.jit(jm.fuse(function))(*arrays)
+    wanted = jax.jit(jax.vmap(function))(*arrays)
+    for have, want in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        scale = float(jnp.max(jnp.abs(want)))
+        np.testing.assert_allclose(have, want, 1e-12, 1e-13 * scale)
