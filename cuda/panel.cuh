@@ -172,19 +172,6 @@ __device__ __forceinline__ void accumulate(const double* at, int place,
 
 // ---- Fields ----------------------------------------------------------------------------------
 
-template <int COUNT>
-struct Count {
-  static constexpr int value = COUNT;
-};
-
-// Calls body(count, t) for each tile of N positions.
-template <int N, class Body>
-__device__ __forceinline__ void tiles(const Body& body) {
-#pragma unroll 1
-  for (int t = 0; t < N / 8; ++t) body(Count<8>(), t);
-  if constexpr (N % 8 != 0) body(Count<N % 8>(), N / 8);
-}
-
 // Calls body(slot, i) for those of COUNT positions from `first` on that a lane has.
 template <int COUNT, int W, class Body>
 __device__ __forceinline__ void positions(const Quad<W>& quad, int first, const Body& body) {

@@ -120,8 +120,9 @@ CASES = {
     "elasticity of ten nodes": elasticity(11, 10),
     "interpolation": interpolation(13, 7),
     "interpolation of few": interpolation(3, 3),
-    "twice": twice(9, 6),
-    "integrals": integrals(10, 6),
+    "twice": twice(19, 14),
+    "integrals": integrals(18, 21),
+    "integrals of few": integrals(5, 4),
     "small matrices": small_matrices(),
 }
 

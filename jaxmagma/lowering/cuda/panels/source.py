@@ -335,36 +335,50 @@ class _Printer:
 
     def _print_loop(self, loop: Loop) -> None:
         text, extent = self.text, self.extents[self.schedule.tiled]
-        products = [x for x in loop.accumulated if isinstance(self.fields[x], Multiply)]
-        sums = [x for x in loop.accumulated if isinstance(self.fields[x], Sum)]
+        products = [x for x in loop.accumulated if self._is_product(x)]
+        sums = [x for x in loop.accumulated if not self._is_product(x)]
         for x in products:
             text(f"Accumulator<kElements, {self._rows(x)}> y{x};")
         for x in sums:
             text(f"{self.pack} y{x} = {{}};")
-        with text.braces(f"tiles<{extent}>([&](auto count, int t)", closing="});"):
-            text("constexpr int kCount = decltype(count)::value;")
-            self._print_loads(loop)
-            for x in loop.multiplied:
-                text(f"Tile<kElements> t{x};")
-            for group in self._by_table(loop.multiplied):
-                self._print_multiply(*group)
-            text("#pragma unroll")
-            with text.braces("for (int slot = 0; slot < (kCount + 3) / 4; ++slot)"):
-                self._print_points(loop)
-                self._print_accumulate(products)
-                for x in sums:
-                    (operand,) = self.fields[x].operands
-                    text(f"y{x} += padded<kCount>(quad, slot, {self._at_point(operand)});")
-                for store in loop.stores:
-                    to = f"out{store.output} + {store.offset}"
-                    at = f"(8 * t + position<kCount>(quad, slot)) * {store.stride}"
-                    text(
-                        f"put<kCount>(quad, slot, {to} + {at}, {self._at_point(store.field)});"
-                    )
+        if extent >= 8:
+            text("#pragma unroll 1")
+            with text.braces(f"for (int t = 0; t < {extent // 8}; ++t)"):
+                self._print_tile(loop, 8)
+        if extent % 8:
+            with text.braces():
+                text(f"constexpr int t = {extent // 8};")
+                self._print_tile(loop, extent % 8)
         for x in products:
             text(f"const auto {self._name(x)} = y{x}.whole();")
         for x in sums:
             text(f"const auto {self._name(x)} = of_quad(y{x});")
+
+    def _print_tile(self, loop: Loop, count: int) -> None:
+        """Of so many positions: all that is done for them."""
+        text = self.text
+        text(f"constexpr int kCount = {count};")
+        self._print_loads(loop)
+        for x in loop.multiplied:
+            text(f"Tile<kElements> t{x};")
+        for group in self._by_table(loop.multiplied):
+            self._print_multiply(*group)
+        text("#pragma unroll")
+        with text.braces("for (int slot = 0; slot < (kCount + 3) / 4; ++slot)"):
+            self._print_points(loop)
+            self._print_accumulate(x for x in loop.accumulated if self._is_product(x))
+            for x in loop.accumulated:
+                if not self._is_product(x):
+                    (operand,) = self.fields[x].operands
+                    text(f"y{x} += padded<kCount>(quad, slot, {self._at_point(operand)});")
+            for store in loop.stores:
+                to = f"out{store.output} + {store.offset}"
+                at = f"(8 * t + position<kCount>(quad, slot)) * {store.stride}"
+                value = f"spread<kElements>({self._at_point(store.field)})"
+                text(f"put<kCount>(quad, slot, {to} + {at}, {value});")
+
+    def _is_product(self, number: int) -> bool:
+        return isinstance(self.fields[number], Multiply)
 
     def _print_loads(self, loop: Loop) -> None:
         """What is loaded at the points of a tile, before anything waits for products."""
