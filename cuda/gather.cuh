@@ -28,13 +28,13 @@ __device__ __forceinline__ Places<THREADS, ELEMENTS, SIZE> places(int thread, co
 // One value, or zero if it is not `present`. Until `await_copies` nobody may read it.
 template <class T>
 __device__ __forceinline__ void copy(T* to, const T* from, bool present) {
-#if defined(__CUDA_ARCH__)
+#ifdef __CUDACC__
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(
                    static_cast<unsigned>(__cvta_generic_to_shared(to))),
                "l"(from), "n"(sizeof(T)), "r"(present ? static_cast<int>(sizeof(T)) : 0)
                : "memory");
 #else
-  *to = present ? *from : T{};
+  emulator::CopyLater(to, present ? *from : T{});
 #endif
 }
 
@@ -60,8 +60,11 @@ __device__ __forceinline__ void gather(int thread, const To& to, const From& fro
 // Until everything that threads copy has arrived.
 template <int THREADS>
 __device__ __forceinline__ void await_copies() {
-#if defined(__CUDA_ARCH__)
+#ifdef __CUDACC__
   asm volatile("cp.async.wait_all;" ::: "memory");
+#else
+  emulator::CommitCopies();
+  emulator::AwaitCopies(0);
 #endif
   sync<THREADS>();
 }

@@ -1,10 +1,11 @@
 // Panels: elements as rows of the matrices that tensor cores multiply.
 //
-// A quad has W elements, whole: value i of a field is in lane i % 4, number i / 4 there, as that of a
-// fibre is (see quad.cuh). A table that is applied to all elements is in shared memory, where a warp
-// reads it for all of its 8 W elements, and what it makes is where the next product expects it: no
-// value of an element moves between lanes. Fields that are whole stay in registers. Those along the
-// tiled axis come in tiles of eight positions, of which a lane has up to two, in two slots.
+// A quad has W elements, whole: value i of a field is in lane i % 4, number i / 4 there, as that of
+// a fibre is (see quad.cuh). A table that is applied to all elements is in shared memory, where a
+// warp reads it for all of its 8 W elements, and what it makes is where the next product expects
+// it: no value of an element moves between lanes. Fields that are whole stay in registers. Those
+// along the tiled axis come in tiles of eight positions, of which a lane has up to two, in two
+// slots.
 #pragma once
 
 #include "map.cuh"
@@ -14,9 +15,9 @@ namespace jaxmagma {
 
 // ---- Tables ----------------------------------------------------------------------------------
 
-// Where row i and column j of a square of 8 x 8 values are in it. Sixteen lanes read at a time: four
-// rows and four columns, of either all in a half or two in each half. That must be sixteen different
-// values of the lowest four bits, which are a pair of banks each.
+// Where row i and column j of a square of 8 x 8 values are in it. Sixteen lanes read at a time:
+// four rows and four columns, of either all in a half or two in each half. That must be sixteen
+// different values of the lowest four bits, which are a pair of banks each.
 __device__ constexpr int in_square(int i, int j) {
   const int different = i ^ j;
   return (j & 1) | (i & 1) << 1 | (different & 2) << 1 | (different & 4) << 1 | (j & 2) << 3 |
@@ -24,7 +25,9 @@ __device__ constexpr int in_square(int i, int j) {
 }
 
 // The squares that a table of so many columns has side by side.
-__device__ constexpr int squares(int columns) { return (columns + 7) / 8; }
+__device__ constexpr int squares(int columns) {
+  return (columns + 7) / 8;
+}
 
 // Puts from[i * row + j * column] into squares, and zero beyond the end.
 template <int THREADS, int ROWS, int COLUMNS, class T>
@@ -142,8 +145,8 @@ __device__ __forceinline__ Pack<double, W> padded(const Quad<W>& quad, int slot,
 // of these rows; the next one is STEP further.
 template <int K, int STEP, int W, class... X>
 __device__ __forceinline__ void multiply(const Quad<W>& quad, const double* at,
-                                         const int (&place)[2],
-                                         Tile<W>* const (&y)[sizeof...(X)], const X&... x) {
+                                         const int (&place)[2], Tile<W>* const (&y)[sizeof...(X)],
+                                         const X&... x) {
   constexpr int F = sizeof...(X);
   Pack<double, W>* c[F];
 #pragma unroll
@@ -155,8 +158,8 @@ __device__ __forceinline__ void multiply(const Quad<W>& quad, const double* at,
   }
 }
 
-// y += a table of N rows times the values of several fields in one slot. `at` is the first square of
-// the columns that they meet; that of the next rows is STEP further.
+// y += a table of N rows times the values of several fields in one slot. `at` is the first square
+// of the columns that they meet; that of the next rows is STEP further.
 template <int N, int STEP, int W, int F>
 __device__ __forceinline__ void accumulate(const double* at, int place,
                                            Accumulator<W, N>* const (&y)[F],
@@ -201,7 +204,9 @@ template <class T, int W>
 __device__ __forceinline__ const Pack<T, W>& of_slot(const Pack<T, W>& x, int) {
   return x;
 }
-__device__ __forceinline__ double of_slot(double x, int) { return x; }
+__device__ __forceinline__ double of_slot(double x, int) {
+  return x;
+}
 
 // A pointwise function of whole fields of N positions, and of single values.
 template <int N, class Function, class... Operands>

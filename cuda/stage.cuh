@@ -1,5 +1,5 @@
-// Tiles of a warp's panel on their way between global and shared memory, in whole rows of memory: those
-// of elements to come while lanes work on others.
+// Tiles of a warp's panel on their way between global and shared memory, in whole rows of memory:
+// those of elements to come while lanes work on others.
 #pragma once
 
 #include "gather.cuh"
@@ -29,16 +29,20 @@ __device__ __forceinline__ void send(int thread, const double* from, const Tile&
 
 // What a lane has brought since the last time is a stage.
 __device__ __forceinline__ void commit_stage() {
-#if defined(__CUDA_ARCH__)
+#ifdef __CUDACC__
   asm volatile("cp.async.commit_group;" ::: "memory");
+#else
+  emulator::CommitCopies();
 #endif
 }
 
 // Until all stages of the warp but the last LATER ones have arrived.
 template <int LATER>
 __device__ __forceinline__ void await_stages() {
-#if defined(__CUDA_ARCH__)
+#ifdef __CUDACC__
   asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory");
+#else
+  emulator::AwaitCopies(LATER);
 #endif
   __syncwarp();
 }

@@ -98,6 +98,41 @@ T* Exchange(T value) {
   return own;
 }
 
+// Asynchronous copies, each as late as it may arrive: when its thread awaits it.
+struct Copies {
+  struct One {
+    void* to;
+    unsigned char value[16];
+    size_t size;
+  };
+  std::vector<std::vector<One>> committed;
+  std::vector<One> open;
+};
+static Copies copies[1 << 10];  // of the threads of a block
+
+template <class T>
+void CopyLater(T* to, T value) {
+  Copies::One one{to, {}, sizeof(T)};
+  static_assert(sizeof(T) <= sizeof(one.value), "no copy is larger");
+  std::memcpy(one.value, &value, sizeof(T));
+  copies[threadIdx.x].open.push_back(one);
+}
+
+inline void CommitCopies() {
+  Copies& own = copies[threadIdx.x];
+  own.committed.push_back(std::move(own.open));
+  own.open.clear();
+}
+
+// Until all committed ones but the last `later` have arrived.
+inline void AwaitCopies(size_t later) {
+  auto& committed = copies[threadIdx.x].committed;
+  while (committed.size() > later) {
+    for (const Copies::One& x : committed.front()) std::memcpy(x.to, x.value, x.size);
+    committed.erase(committed.begin());
+  }
+}
+
 // The tensor cores' product of 8 x 4 and 4 x 8 values, see cuda/quad.cuh.
 inline void MultiplyAdd(double (&c)[2], double a, double b) {
   struct Pair {

@@ -20,7 +20,7 @@ from jaxmagma.normal import normal_form
 from jaxmagma.program import ElementProgram
 from tests import cuda_emulator, cuda_fused, jaxprs
 from tests.cuda_programs import arguments
-from tests.test_cuda_compile import check_registers
+from tests.test_cuda_compile import native
 
 
 Array = np.ndarray[Any, Any]
@@ -204,12 +204,11 @@ def test_two_batch_axes(in_axes: tuple[int | None, ...], emulated: Path) -> None
     """Operands have both of them, one, or the other one."""
     function, shapes = CASES["diffusion of ten nodes"]
     fused = jax.vmap(jm.fuse(function), in_axes=in_axes)
-    arrays = [jnp.zeros((3, *x)) for x in shapes]
-    arrays = [
-        x if axis is None else jnp.stack([x] * 5, axis)
-        for x, axis in zip(arrays, in_axes, strict=True)
+    given = [
+        jnp.zeros((3, *x) if axis is None else (5, 3, *x) if axis == 0 else (3, 5, *x))
+        for x, axis in zip(shapes, in_axes, strict=True)
     ]
-    (program,) = jaxprs.programs(fused, *arrays)
+    (program,) = jaxprs.programs(fused, *given)
     program, _ = normal_form(program)
     arrays = arguments(program, (5, 13))
     cuda_fused.assert_same(program, arrays, emulate(program, arrays, emulated))
@@ -258,10 +257,18 @@ def test_what_has_no_panels() -> None:
 # ---- Machine code --------------------------------------------------------------------------------
 
 
+# What of a lane's registers may be in local memory: more than that, and it is known to do without.
+MOST_LOCAL_BYTES = 64
+
+
 @pytest.mark.nvrtc
-@pytest.mark.parametrize("name", CASES)
-def test_compiles_without_spills(name: str) -> None:
-    check_registers(panels(program_of(CASES[name]), (1000,), "sm_90"))
+@pytest.mark.parametrize("name", (x for x in CASES if "diffusion" in x or "elasticity" in x))
+def test_registers(name: str) -> None:
+    kernel = panels(program_of(CASES[name]), (1000,), "sm_90")
+    module = native()
+    resources = module.resources(module.compile(kernel.source, "sm_90"))
+    assert 0 < resources["registers"] * kernel.attributes["threads"] <= 65536
+    assert resources["local"] <= MOST_LOCAL_BYTES
 
 
 # ---- On a GPU ------------------------------------------------------------------------------------

@@ -42,9 +42,7 @@ class Panels:
 
     @property
     def source(self) -> str:
-        return source_of(
-            self.plan, self.schedule, self.ownership, self.layout, self.transfers
-        )
+        return source_of(self.plan, self.schedule, self.ownership, self.layout, self.transfers)
 
     @property
     def pointers(self) -> tuple[Pointer, ...]:

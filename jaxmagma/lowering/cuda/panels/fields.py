@@ -121,9 +121,7 @@ class Fields:
         for number, field in enumerate(self.fields):
             along = "" if field.axis is None else f" along {self.extents[field.axis]}"
             lines.append(f"%{number}{along} = {_formula(field)}")
-        lines += [
-            f"out{x.output}[{x.offset}{_stride(x.stride)}] = %{x.field}" for x in self.stores
-        ]
+        lines += [f"out{x.output}[{x.offset}{_stride(x.stride)}] = %{x.field}" for x in self.stores]
         return "\n".join(lines)
 
 

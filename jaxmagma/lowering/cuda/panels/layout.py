@@ -1,7 +1,7 @@
 """Where tables stand in shared memory: each one once, for products with it and with its transpose.
 
-A table is cut into squares of eight by eight values, those of a row of squares side by side; in which
-order values are in a square is said in ``cuda/panel.cuh``.
+A table is cut into squares of eight by eight values, those of a row of squares side by side; in
+which order values are in a square is said in ``cuda/panel.cuh``.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Which values of which elements a lane has.
 
-A *quad* of lanes has elements whole where tables are applied along long axes: fields are fibres of it,
-and tensor cores multiply them. Where no axis is long, each lane has an element of its own.
+A *quad* of lanes has elements whole where tables are applied along long axes: fields are fibres of
+it, and tensor cores multiply them. Where no axis is long, each lane has an element of its own.
 """
 
 from collections.abc import Iterator

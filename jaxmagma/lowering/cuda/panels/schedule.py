@@ -1,9 +1,9 @@
 """In which order a lane computes fields: those of one long axis a few positions at a time.
 
-Fields along one axis, the *tiled* one, are computed in loops over tiles of eight positions, in which
-they are made from whole fields by tables, go through the functions at the points, and are added
-to whole fields by tables again. Whole fields, those along other axes, and single values stay in
-registers. What a later loop needs along the tiled axis it computes again, from what is whole.
+Fields along one axis, the *tiled* one, are computed in loops over tiles of eight positions, in
+which they are made from whole fields by tables, go through the functions at the points, and are
+added to whole fields by tables again. Whole fields, those along other axes, and single values stay
+in registers. What a later loop needs along the tiled axis it computes again, from what is whole.
 """
 
 from collections.abc import Iterator

@@ -1,9 +1,9 @@
 """The CUDA source of a panel kernel, written to be read.
 
 Names in the source: ``g7`` is where operand 7 is, for a lane's elements, ``out0`` output 0; ``m2``
-table 2 in shared memory. A field is ``f12`` if it is whole, ``v12`` if a single value or the value at a
-point, ``t12`` a tile of one that a table made, ``p12`` a tile of a loaded one, ``x12`` a value at a
-point of all of a lane's elements.
+table 2 in shared memory. A field is ``f12`` if it is whole, ``v12`` if a single value or the value
+at a point, ``t12`` a tile of one that a table made, ``p12`` a tile of a loaded one, ``x12`` a value
+at a point of all of a lane's elements.
 """
 
 from collections.abc import Iterable, Sequence
@@ -48,15 +48,11 @@ def pointers_of(plan: Plan, schedule: Schedule) -> tuple[Pointer, ...]:
         if tile in read:
             type_ = "int" if operand.dtype.kind == "i" else "double"
             where = (operand.batch, plan.tiles[tile].size, operand.dtype.itemsize)
-            pointers.append(
-                Pointer(f"g{tile}", arguments, *where, False, type_, tile in gathered)
-            )
+            pointers.append(Pointer(f"g{tile}", arguments, *where, False, type_, tile in gathered))
         arguments += 1
     for number, out in enumerate(program.outputs):
         where = (out.batch, plan.tiles[plan.results[number]].size, program.dtype.itemsize)
-        pointers.append(
-            Pointer(f"out{number}", arguments + number, *where, True, "double")
-        )
+        pointers.append(Pointer(f"out{number}", arguments + number, *where, True, "double"))
     return tuple(pointers)
 
 
@@ -134,9 +130,7 @@ class _Printer:
         batch = f"Batch<{self.plan.program.batch_rank}, {len(self.batched)}>"
         parameters = [f"const {batch} batch"]
         for x in self.pointers:
-            parameters.append(
-                f"{'' if x.written else 'const '}{x.type}* __restrict__ {x.name}_"
-            )
+            parameters.append(f"{'' if x.written else 'const '}{x.type}* __restrict__ {x.name}_")
         parameters += [f"const int length{x.name[1:]}" for x in self.pointers if x.gathered]
         bounds = f"kThreads, {self.transfers.blocks}"
         text(f'extern "C" __global__ void __launch_bounds__({bounds})')
@@ -389,9 +383,7 @@ class _Printer:
             self.text(f"{text} p{x}[2];")
         if not loads:
             return
-        with self.text.braces(
-            "positions<kCount>(quad, 8 * t, [&](int slot, int i)", closing="});"
-        ):
+        with self.text.braces("positions<kCount>(quad, 8 * t, [&](int slot, int i)", closing="});"):
             for x, field in loads:
                 at = f"{field.offset} + i * {field.stride}"
                 if field.index is not None:
@@ -402,9 +394,7 @@ class _Printer:
                     value = f"{self._shared(field.operand)}[{at}]"
                 self.text(f"p{x}[slot] = {value};")
 
-    def _by_table(
-        self, numbers: Iterable[int]
-    ) -> list[tuple[Reading, list[tuple[int, int]]]]:
+    def _by_table(self, numbers: Iterable[int]) -> list[tuple[Reading, list[tuple[int, int]]]]:
         """Products with their operands, those with the same table together."""
         groups: dict[tuple[Reading, int | None], list[tuple[int, int]]] = {}
         for number in numbers:
@@ -470,9 +460,7 @@ class _Printer:
         for reading, pairs in self._by_table(products):
             rows = self._rows(pairs[0][0])
             made = listed(f"&y{x}" for x, _ in pairs)
-            given = listed(
-                f"padded<kCount>(quad, slot, {self._at_point(x)})" for _, x in pairs
-            )
+            given = listed(f"padded<kCount>(quad, slot, {self._at_point(x)})" for _, x in pairs)
             self.text(
                 f"accumulate<{rows}, {reading.down}, kElements, {len(pairs)}>("
                 f"{self._matrix(reading)} + t * {reading.along}, {_lanes(reading)}[slot], "

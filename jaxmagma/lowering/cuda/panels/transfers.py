@@ -1,16 +1,15 @@
-"""How operands and results move between global memory and lanes, and how many warps that leaves room for.
+"""How operands get to lanes, and results to memory; and how many warps that leaves room for.
 
-Lanes read what they need where it is, or a warp brings the tiles of its panel to shared memory in whole
-rows of memory, those of its next panel while it works on this one. Results go the same way back.
+Lanes read what they need where it is, or a warp brings the tiles of its panel to shared memory in
+whole rows of memory, those of its next panel while it works on this one. Results go back so, too.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from jaxmagma.lowering.cuda.architectures import Limits
-from jaxmagma.lowering.cuda.panels.fields import Load, Store
+from jaxmagma.lowering.cuda.panels.fields import Load
 from jaxmagma.lowering.cuda.panels.layout import Layout
 from jaxmagma.lowering.cuda.panels.ownership import Ownership
 from jaxmagma.lowering.cuda.panels.schedule import Schedule
@@ -20,7 +19,7 @@ from jaxmagma.plan import Plan
 
 # Warps of a block: with fewer, tables would stand in shared memory more often than need be.
 _WARPS = (4, 6, 8, 12, 16)
-# Of the warps that registers leave room for, how many there have to be.
+# Of the warps that there is room for without stages, how many there have to be with them.
 _ENOUGH = 0.75
 # Values of 8 bytes that shared memory gives or takes at a time, and lanes that it serves with them.
 _BANKS = 16
@@ -28,7 +27,7 @@ _BANKS = 16
 
 @dataclass(frozen=True)
 class Staged:
-    """A tile of each of a panel's elements in shared memory, ``stride`` values from one to the next."""
+    """A tile of each of a panel's elements in shared memory, every ``stride`` values."""
 
     tile: int
     size: int
@@ -72,30 +71,29 @@ def transfers_of(
     plan: Plan, schedule: Schedule, ownership: Ownership, layout: Layout, limits: Limits
 ) -> Transfers | None:
     """Those with two stages if enough warps have room then, else with one, else with none."""
-    resident = limits.registers // (WARP * ownership.registers)
+    read = _staged(_reads(plan, schedule), ownership)
+    written = _staged(_writes(plan, schedule), ownership)
+    itemsize = plan.program.dtype.itemsize
     found = [
         x
-        for stages in (2, 1, 0)
-        for x in _possible(plan, schedule, ownership, layout, limits, stages)
+        for some in ((2, read, written), (1, read, written), (0, (), ()))
+        if (x := _largest(*some, ownership, layout, itemsize, limits)) is not None
     ]
     most = max((x.warps * x.blocks for x in found), default=0)
-    enough = (x for x in found if x.warps * x.blocks >= _ENOUGH * min(most, resident))
-    return next(enough, None)
+    return next((x for x in found if x.warps * x.blocks >= _ENOUGH * most), None)
 
 
-def _possible(
-    plan: Plan,
-    schedule: Schedule,
+def _largest(
+    stages: int,
+    read: tuple[Staged, ...],
+    written: tuple[Staged, ...],
     ownership: Ownership,
     layout: Layout,
+    itemsize: int,
     limits: Limits,
-    stages: int,
-) -> Iterator[Transfers]:
-    """The one with the most warps, if any has room."""
-    read = _staged(_reads(plan, schedule), ownership) if stages else ()
-    written = _staged(_writes(plan, schedule), ownership) if stages else ()
+) -> Transfers | None:
+    """With the most warps that a multiprocessor has room for, if it has any."""
     panel, sent = (sum(ownership.panel * x.stride for x in tiles) for tiles in (read, written))
-    itemsize = plan.program.dtype.itemsize
     best: Transfers | None = None
     for warps in _WARPS:
         own = itemsize * (layout.size + warps * (stages * panel + sent))
@@ -109,47 +107,40 @@ def _possible(
         )
         if blocks and (best is None or warps * blocks > best.warps * best.blocks):
             best = Transfers(stages, read, written, panel, sent, warps, blocks)
-    if best is not None:
-        yield best
+    return best
 
 
 # ---- Tiles in shared memory ----------------------------------------------------------------------
 
-# Where lanes read or write a tile: an offset, and a stride along a long axis.
-_Accesses = dict[int, list[tuple[int, int]]]
+# Of a tile its size, and the strides of all fields that lanes read or write there.
+_Accesses = dict[int, tuple[int, list[int]]]
 
 
-def _reads(plan: Plan, schedule: Schedule) -> dict[int, tuple[int, list[tuple[int, int]]]]:
-    """Batched operands with their sizes and where lanes read them, but those of gathers."""
-    found: dict[int, tuple[int, list[tuple[int, int]]]] = {}
+def _reads(plan: Plan, schedule: Schedule) -> _Accesses:
+    """Of batched operands, but those of gathers."""
+    found: _Accesses = {}
     for x in schedule.fields.fields:
         if isinstance(x, Load) and x.index is None and plan.tiles[x.operand].batched:
-            size = plan.tiles[x.operand].size
-            found.setdefault(x.operand, (size, []))[1].append((x.offset, x.stride))
+            found.setdefault(x.operand, (plan.tiles[x.operand].size, []))[1].append(x.stride)
     return dict(sorted(found.items()))
 
 
-def _writes(plan: Plan, schedule: Schedule) -> dict[int, tuple[int, list[tuple[int, int]]]]:
-    found: dict[int, tuple[int, list[tuple[int, int]]]] = {}
+def _writes(plan: Plan, schedule: Schedule) -> _Accesses:
+    """Of results."""
+    found: _Accesses = {}
     for x in schedule.fields.stores:
         size = plan.tiles[plan.results[x.output]].size
-        found.setdefault(x.output, (size, []))[1].append(_access(x))
+        found.setdefault(x.output, (size, []))[1].append(x.stride)
     return dict(sorted(found.items()))
 
 
-def _access(x: Store) -> tuple[int, int]:
-    return x.offset, x.stride
-
-
-def _staged(
-    tiles: dict[int, tuple[int, list[tuple[int, int]]]], ownership: Ownership
-) -> tuple[Staged, ...]:
+def _staged(tiles: _Accesses, ownership: Ownership) -> tuple[Staged, ...]:
     """The tiles one after the other, elements so far apart that fewest lanes wait for a bank."""
     found: list[Staged] = []
     offset = 0
-    for tile, (size, accesses) in tiles.items():
+    for tile, (size, along) in tiles.items():
         strides = range(size, size + _BANKS)
-        stride = min(strides, key=lambda x: sum(_turns(x, y, ownership) for _, y in accesses))
+        stride = min(strides, key=lambda x: sum(_turns(x, y, ownership) for y in along))
         found.append(Staged(tile, size, stride, offset))
         offset += ownership.panel * stride
     return tuple(found)
@@ -159,5 +150,4 @@ def _turns(stride: int, along: int, ownership: Ownership) -> int:
     """How often shared memory is asked for what half a warp accesses."""
     lane = np.arange(_BANKS)
     at = lane // ownership.lanes * stride + lane % ownership.lanes * along
-    banks = {int(x): int(x) % _BANKS for x in at}  # lanes with the same value are served together
-    return int(np.bincount(list(banks.values())).max())
+    return int(np.bincount(np.unique(at) % _BANKS).max())  # lanes may have the same value
