@@ -126,9 +126,9 @@ struct Accumulator {
 };
 
 // A value of each of W elements; what is no pack is the same for all.
-template <int W, class T>
-__device__ __forceinline__ Pack<double, W> spread(const T& x) {
-  Pack<double, W> y;
+template <class T, int W, class X>
+__device__ __forceinline__ Pack<T, W> spread(const X& x) {
+  Pack<T, W> y;
 #pragma unroll
   for (int w = 0; w < W; ++w) y.value[w] = of_fibre(x, w);
   return y;
@@ -138,7 +138,7 @@ __device__ __forceinline__ Pack<double, W> spread(const T& x) {
 // must not be NaN.
 template <int COUNT, int W, class T>
 __device__ __forceinline__ Pack<double, W> padded(const Quad<W>& quad, int slot, const T& x) {
-  return inside<COUNT>(quad, slot) ? spread<W>(x) : Pack<double, W>{};
+  return inside<COUNT>(quad, slot) ? spread<double, W>(x) : Pack<double, W>{};
 }
 
 // y += eight rows of a table times x, for several fields x of K positions. `at` is the first square
@@ -228,7 +228,7 @@ __device__ __forceinline__ Pack<double, W> sum_whole(const Quad<W>& quad, const 
 
 template <class T, int W, class X>
 __device__ __forceinline__ void store_one(const Quad<W>& quad, const Place<T, W>& to, const X& x) {
-  put<1>(quad, 0, to, spread<W>(x));
+  put<1>(quad, 0, to, spread<T, W>(x));
 }
 
 template <int N, int STRIDE, class T, int W, class X>
@@ -236,7 +236,7 @@ __device__ __forceinline__ void store_whole(const Quad<W>& quad, const Place<T, 
                                             const X& x) {
 #pragma unroll
   for (int slot = 0; slot < (N + 3) / 4; ++slot) {
-    put<N>(quad, slot, to + position<N>(quad, slot) * STRIDE, spread<W>(of_slot(x, slot)));
+    put<N>(quad, slot, to + position<N>(quad, slot) * STRIDE, spread<T, W>(of_slot(x, slot)));
   }
 }
 

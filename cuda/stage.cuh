@@ -7,8 +7,8 @@
 namespace jaxmagma {
 
 // Brings the tiles of PANEL elements, SIZE values each, to where elements are STRIDE values apart.
-template <int PANEL, int SIZE, int STRIDE, class Tile>
-__device__ __forceinline__ void bring(int thread, double* to, const Tile& tile) {
+template <int PANEL, int SIZE, int STRIDE, class T, class Tile>
+__device__ __forceinline__ void bring(int thread, T* to, const Tile& tile) {
 #pragma unroll 4
   for (int n = thread % 32; n < PANEL * SIZE; n += 32) {
     const int e = n / SIZE, i = n % SIZE;
@@ -17,8 +17,8 @@ __device__ __forceinline__ void bring(int thread, double* to, const Tile& tile) 
 }
 
 // The other way round, for those elements of a slice that there are.
-template <int PANEL, int SIZE, int STRIDE, class Tile, class Slice>
-__device__ __forceinline__ void send(int thread, const double* from, const Tile& tile,
+template <int PANEL, int SIZE, int STRIDE, class T, class Tile, class Slice>
+__device__ __forceinline__ void send(int thread, const T* from, const Tile& tile,
                                      const Slice& slice) {
 #pragma unroll 4
   for (int n = thread % 32; n < PANEL * SIZE; n += 32) {

@@ -335,6 +335,7 @@ def _attributes(source: Source) -> dict[str, Any]:
 
 def _panel_kernel(panels: Panels) -> Kernel:
     text = panels.source
+    order = _numbering(panels.plan.program)
     attributes = {
         "name": _name(text),
         "source": text,
@@ -342,7 +343,7 @@ def _panel_kernel(panels: Panels) -> Kernel:
         "elements": panels.elements,
         "shared_bytes": panels.shared_bytes,
         "resident": True,
-        "order": _integers([0, *_numbering(panels.plan.program)]),
+        "order": _integers([0, *order, *range(len(order), panels.axes)]),
         "pointers": _pointers(panels.pointers),
         "copies": _integers([]),
         "sums": _integers([]),

@@ -45,6 +45,11 @@ class Panels:
         return source_of(self.plan, self.schedule, self.ownership, self.layout, self.transfers)
 
     @property
+    def axes(self) -> int:
+        """Over elements, their rows among them."""
+        return self.plan.program.batch_rank + (self.schedule.fields.rows > 1)
+
+    @property
     def pointers(self) -> tuple[Pointer, ...]:
         return pointers_of(self.plan, self.schedule)
 
@@ -80,8 +85,8 @@ _FEW_REGISTERS = 128
 def panels_of(plan: Plan, limits: Limits) -> Panels | str:
     """The panel kernel of a plan, or why there is none."""
     program = plan.program
-    if program.dtype != np.float64:
-        return f"tensor cores that multiply {program.dtype} as exactly as asked for are unknown"
+    if program.dtype not in (np.float32, np.float64):
+        return f"no panels of {program.dtype}"
     if any(len(out.batch) < program.batch_rank for out in program.outputs):
         return "an output is summed over elements"
     why = "a lane has no room for an element"
@@ -94,7 +99,8 @@ def panels_of(plan: Plan, limits: Limits) -> Panels | str:
         return alone
     try:
         fields = fields_of(plan)
-        if any(isinstance(x, Multiply) for x in fields.fields):
+        # Of other numbers than these tensor cores make products that are not as exact.
+        if any(isinstance(x, Multiply) for x in fields.fields) and program.dtype == np.float64:
             shared = _best(plan, fields, limits)
     except Unsuitable as reason:
         why = str(reason)
@@ -104,7 +110,8 @@ def panels_of(plan: Plan, limits: Limits) -> Panels | str:
 def _best(plan: Plan, fields: Fields, limits: Limits) -> Panels | None:
     """The one that takes the fewest registers, if there is room."""
     layout = layout_of(plan, fields)
-    owned = [(x, y) for x in schedules(fields) for y in ownerships(x, limits)]
+    itemsize = plan.program.dtype.itemsize
+    owned = [(x, y) for x in schedules(fields) for y in ownerships(x, itemsize, limits)]
     # Of more elements a lane has more values, but work on them takes less time.
     for schedule, ownership in sorted(owned, key=lambda x: (-x[1].elements, x[1].registers)):
         transfers = transfers_of(plan, schedule, ownership, layout, limits)

@@ -3,7 +3,10 @@
 A field is a value for each position of one *long axis* (the nodes of an element, its points), or a
 single value of the element. The long axes are those that tables shared by all elements are applied
 along, or make; all other axes are taken apart, a field for each component. A tile with two long
-axes is no fields, nor are products of values that only some elements share.
+axes is no fields, nor is one that elements share and some step computes.
+
+Where every tile has a first axis along which nothing is summed or taken apart, such as channels,
+that is another axis over elements: an element has so many *rows*, which are computed alike.
 """
 
 import itertools
@@ -109,15 +112,17 @@ class Store:
 class Fields:
     """Fields in the order in which they can be computed, and what is stored of them.
 
-    ``extents`` are those of the long axes.
+    ``extents`` are those of the long axes. An element has so many ``rows``, one after the other in
+    every operand and result; offsets are those of the first one.
     """
 
+    rows: int
     extents: tuple[int, ...]
     fields: tuple[Field, ...]
     stores: tuple[Store, ...]
 
     def __repr__(self) -> str:
-        lines = [f"axes {list(self.extents)}"]
+        lines = [f"axes {list(self.extents)}" + (f", {self.rows} rows" if self.rows > 1 else "")]
         for number, field in enumerate(self.fields):
             along = "" if field.axis is None else f" along {self.extents[field.axis]}"
             lines.append(f"%{number}{along} = {_formula(field)}")
@@ -157,7 +162,7 @@ def fields_of(plan: Plan, apart: bool = False) -> Fields:
     Raises ``Unsuitable`` if some tile is none.
     """
     made = _Reading(plan, apart)
-    return _merged(Fields(made.extents, tuple(made.numbers), tuple(made.stores)))
+    return _merged(Fields(made.rows, made.extents, tuple(made.numbers), tuple(made.stores)))
 
 
 # ---- Long axes -----------------------------------------------------------------------------------
@@ -197,10 +202,34 @@ class _LongAxes:
         roots = dict.fromkeys(map(self._root, long))
         self._numbers = {root: n for n, root in enumerate(roots)}
         self.extents = tuple(plan.tiles[tile].shape[axis] for tile, axis in roots)
+        self._rows = self._of_rows(plan)
+        self.rows = plan.tiles[self._rows[0]].shape[self._rows[1]] if self._rows else 1
 
     def of(self, tile: int, axis: int) -> int | None:
         """The number of the long axis that an axis of a tile is, if it is one."""
         return self._numbers.get(self._root((tile, axis)))
+
+    def is_of_rows(self, tile: int, axis: int) -> bool:
+        """Whether an axis of a tile is over rows of an element."""
+        return self._rows is not None and self._root((tile, axis)) == self._rows
+
+    def _of_rows(self, plan: Plan) -> _Axis | None:
+        """The axis over rows, if there is one: the first of every operand and result."""
+        inputs = len(plan.program.inputs)
+        batched = [n for n, x in enumerate(plan.tiles) if x.batched]
+        if plan.program.batch_rank != 1 or any(isinstance(x, Gather) for x in plan.steps):
+            return None
+        if not all(plan.tiles[n].shape for n in batched):
+            return None
+        first = self._root((batched[0], 0))
+        where = {
+            n: [axis for axis in range(len(x.shape)) if self._root((n, axis)) == first]
+            for n, x in enumerate(plan.tiles)
+        }
+        ends = [n for n in batched if n < inputs or n in plan.results]
+        alike = all(len(where[n]) == 1 for n in batched) and all(where[n] == [0] for n in ends)
+        shared = any(where[n] for n, x in enumerate(plan.tiles) if not x.batched)
+        return first if alike and not shared and first not in self._numbers else None
 
     def _root(self, x: _Axis) -> _Axis:
         while x in self._parent:
@@ -251,13 +280,14 @@ class _Reading:
         self.plan = plan
         self.axes = _LongAxes(plan, apart)
         self.extents = self.axes.extents
+        self.rows = self.axes.rows
         self.numbers: dict[Field, int] = {}  # equal fields are one
         self.fields: list[Field] = []
         self.parts: dict[int, dict[_Index, int]] = {}
         for number, step in plan.numbered_steps():
             if not plan.tiles[number].batched:
                 raise Unsuitable("a table is computed")
-            if math.prod(step.shape) > MOST_FIELDS and apart:
+            if apart and math.prod(step.shape) > MOST_FIELDS * self.rows:
                 raise Unsuitable("too many fields")
             self._long(number)
             self.parts[number] = dict(self._of_step(number, step))
@@ -297,20 +327,23 @@ class _Reading:
             raise Unsuitable("a tile has several long axes")
         return found[0] if found else None
 
+    def _short(self, tile: int) -> list[int]:
+        """The axes of a tile along which it is taken apart."""
+        axes = range(len(self.plan.tiles[tile].shape))
+        whole = [n for n in axes if self.axes.is_of_rows(tile, n)]
+        return [n for n in axes if n not in whole and self.axes.of(tile, n) is None]
+
     def _indices(self, tile: int) -> Iterator[_Index]:
         shape = self.plan.tiles[tile].shape
-        short = [n for n in range(len(shape)) if self.axes.of(tile, n) is None]
-        return itertools.product(*(range(shape[n]) for n in short))
+        return itertools.product(*(range(shape[n]) for n in self._short(tile)))
 
     def _read(self, tile: int, index: _Index) -> int:
         """The field of a component of a tile."""
         if tile >= len(self.plan.program.inputs):
             return self.parts[tile][index]
         long = self._long(tile)
-        shape = self.plan.tiles[tile].shape
-        strides = row_major(shape)
-        short = [s for n, s in enumerate(strides) if long is None or n != long[0]]
-        offset = sum(i * s for i, s in zip(index, short, strict=True))
+        strides = row_major(self.plan.tiles[tile].shape)
+        offset = sum(i * strides[n] for i, n in zip(index, self._short(tile), strict=True))
         constant = self.plan.program.inputs[tile].constant
         if long is None and constant is not None:
             value = float(constant.array.reshape(-1)[offset])
@@ -322,10 +355,9 @@ class _Reading:
     def _stores(self, output: int, tile: int) -> Iterator[Store]:
         long = self._long(tile)
         strides = row_major(self.plan.tiles[tile].shape)
-        short = [s for n, s in enumerate(strides) if long is None or n != long[0]]
         stride, axis = (0, None) if long is None else (strides[long[0]], long[1])
         for index in self._indices(tile):
-            offset = sum(i * s for i, s in zip(index, short, strict=True))
+            offset = sum(i * strides[n] for i, n in zip(index, self._short(tile), strict=True))
             yield Store(output, offset, stride, axis, self._read(tile, index))
 
     # Steps.
@@ -346,13 +378,16 @@ class _Reading:
     ) -> Iterator[tuple[_Index, int]]:
         terms = _terms(step)
         long: dict[str, int] = {}
-        for tile, labels in (*terms, (number, step.output_labels)):
+        apart: dict[str, None] = {}  # labels of axes along which tiles are taken apart
+        for tile, labels in ((number, step.output_labels), *terms):
             for n, label in enumerate(labels):
                 axis = self.axes.of(tile, n)
                 if axis is not None:
                     long[label] = axis
-        made = [x for x in step.output_labels if x not in long]
-        summed = [x for x in step.extents if x not in step.output_labels and x not in long]
+                elif not self.axes.is_of_rows(tile, n):
+                    apart[label] = None
+        made = [x for x in step.output_labels if x in apart]
+        summed = [x for x in apart if x not in step.output_labels]
         for index in itertools.product(*(range(step.extents[x]) for x in made)):
             at = dict(zip(made, index, strict=True))
             if isinstance(step, Pointwise):
@@ -446,12 +481,11 @@ class _Reading:
         """Where a component of a part of a tile is in that tile."""
         if box is None:
             raise Unsuitable("a part of a tile that is no box")
-        rank = len(self.plan.tiles[part].shape)
-        short = [n for n in range(rank) if self.axes.of(part, n) is None]
-        at = dict(zip(short, index, strict=True))
+        at = dict(zip(self._short(part), index, strict=True))
+        short = self._short(whole)
         found = []
         for axis, (start, by, count, position) in enumerate(box):
-            if self.axes.of(whole, axis) is None:
+            if axis in short:
                 if position is not None and position not in at:
                     raise Unsuitable("a long axis that is part of a short one")
                 found.append(start + (0 if position is None else by * at[position]))
@@ -526,6 +560,7 @@ def _live(given: Fields) -> Fields:
         return replace(field, operands=tuple(numbers[x] for x in field.operands))
 
     return Fields(
+        given.rows,
         given.extents,
         tuple(renumbered(given.fields[x]) for x in order),
         tuple(replace(x, field=numbers[x.field]) for x in given.stores),

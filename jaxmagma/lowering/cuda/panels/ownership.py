@@ -38,14 +38,14 @@ class Ownership:
         return WARP // self.lanes * self.elements
 
 
-def ownerships(schedule: Schedule, limits: Limits) -> Iterator[Ownership]:
+def ownerships(schedule: Schedule, itemsize: int, limits: Limits) -> Iterator[Ownership]:
     """All there is room for, the best one first.
 
     Fast tensor cores multiply the fields of two elements in the time of one.
     """
     lanes = 4 if schedule.fields.extents else 1
     for elements in (2, 1) if limits.tensor_rate > 1 and lanes > 1 else (1,):
-        registers = 2 * most_values(schedule, elements) + _ADDRESSES
+        registers = itemsize // 4 * most_values(schedule, elements) + _ADDRESSES
         room = limits.thread_registers + (_SPILLED if elements == 1 else 0)
         if registers <= room:
             yield Ownership(lanes, elements, min(registers, limits.thread_registers))

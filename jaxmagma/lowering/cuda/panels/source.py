@@ -8,6 +8,7 @@ at a point of all of a lane's elements.
 
 from collections.abc import Iterable, Sequence
 
+from jaxmagma.lowering.cuda.blocks import TYPES
 from jaxmagma.lowering.cuda.functors import FUNCTORS
 from jaxmagma.lowering.cuda.panels.fields import (
     Apply,
@@ -40,19 +41,27 @@ def pointers_of(plan: Plan, schedule: Schedule) -> tuple[Pointer, ...]:
         if isinstance(x, Multiply)
         for table in x.tables
     }
+    # Rows of an element are another axis over elements.
+    rows = schedule.fields.rows
+    further = (program.batch_rank,) if rows > 1 else ()
     pointers: list[Pointer] = []
     arguments = 0
     for tile, operand in enumerate(program.inputs):
         if operand.constant is not None:
             continue
         if tile in read:
-            type_ = "int" if operand.dtype.kind == "i" else "double"
-            where = (operand.batch, plan.tiles[tile].size, operand.dtype.itemsize)
+            size, itemsize = plan.tiles[tile].size, operand.dtype.itemsize
+            where = (operand.batch, size, itemsize)
+            if operand.batch:
+                where = ((*operand.batch, *further), size // rows, itemsize)
+            type_ = "int" if operand.dtype.kind == "i" else TYPES[program.dtype]
             pointers.append(Pointer(f"g{tile}", arguments, *where, False, type_, tile in gathered))
         arguments += 1
     for number, out in enumerate(program.outputs):
-        where = (out.batch, plan.tiles[plan.results[number]].size, program.dtype.itemsize)
-        pointers.append(Pointer(f"out{number}", arguments + number, *where, True, "double"))
+        size = plan.tiles[plan.results[number]].size // rows
+        where = ((*out.batch, *further), size, program.dtype.itemsize)
+        type_ = TYPES[program.dtype]
+        pointers.append(Pointer(f"out{number}", arguments + number, *where, True, type_))
     return tuple(pointers)
 
 
@@ -87,6 +96,7 @@ class _Printer:
         self.ownership = ownership
         self.layout = layout
         self.transfers = transfers
+        self.type = TYPES[plan.program.dtype]
         self.pointers = pointers_of(plan, schedule)
         self.batched = [x for x in self.pointers if x.axes]
         self.constants = set(tables_of(plan, schedule))
@@ -121,7 +131,7 @@ class _Printer:
         if self.constants:
             with text.braces("struct Table", closing="};"):
                 for x in sorted(self.constants):
-                    text(f"double t{x}[{self.plan.tiles[x].size}];")
+                    text(f"{self.type} t{x}[{self.plan.tiles[x].size}];")
             text('extern "C" { __device__ Table table; }')
             text()
 
@@ -138,7 +148,7 @@ class _Printer:
         with text.braces(f"kernel({separator.join(parameters)})"):
             if self.layout.matrices or self.transfers.stages:
                 text("extern __shared__ __align__(16) unsigned char memory[];")
-                text("double* const shared = reinterpret_cast<double*>(memory);")
+                text(f"{self.type}* const shared = reinterpret_cast<{self.type}*>(memory);")
             self._print_tables()
             text("const auto quad = panel_lane<kElements, kLanes>(threadIdx.x);")
             text("const auto rows = panel_rows<kElements, kLanes>(threadIdx.x);")
@@ -150,7 +160,7 @@ class _Printer:
             stages = self.transfers.stages
             if stages:
                 own = f"{self.transfers.of_warp} * (threadIdx.x / 32)"
-                text(f"double* const own = shared + {self.layout.size} + {own};")
+                text(f"{self.type}* const own = shared + {self.layout.size} + {own};")
             if stages > 1:
                 text("int half = 0;")
                 self._print_bring("kPanel * warp", "0")
@@ -207,7 +217,7 @@ class _Printer:
         text = self.text
         for n, x in enumerate(self.layout.matrices):
             where = f"{self._shared(x.table.operand)} + {x.table.offset}"
-            text(f"double* const m{n} = shared + {x.offset};")
+            text(f"{self.type}* const m{n} = shared + {x.offset};")
             text(
                 f"arrange<kThreads, {x.rows}, {x.columns}>(threadIdx.x, m{n}, {where}, "
                 f"{x.table.row}, {x.table.column});"
@@ -368,7 +378,7 @@ class _Printer:
             for store in loop.stores:
                 to = f"out{store.output} + {store.offset}"
                 at = f"(8 * t + position<kCount>(quad, slot)) * {store.stride}"
-                value = f"spread<kElements>({self._at_point(store.field)})"
+                value = f"spread<double, kElements>({self._at_point(store.field)})"
                 text(f"put<kCount>(quad, slot, {to} + {at}, {value});")
 
     def _is_product(self, number: int) -> bool:
@@ -472,7 +482,7 @@ class _Printer:
     def _name(self, number: int) -> str:
         field = self.fields[number]
         if isinstance(field, Number):
-            return _literal(field.value)
+            return _literal(field.value, self.type)
         return f"v{number}" if field.axis is None else f"f{number}"
 
     def _rows(self, number: int) -> int:
@@ -488,5 +498,6 @@ def _lanes(reading: Reading) -> str:
     return "quad.by_columns" if reading.transposed else "quad.by_rows"
 
 
-def _literal(value: float) -> str:
-    return repr(value) if value >= 0 else f"({value!r})"
+def _literal(value: float, type_: str) -> str:
+    text = f"{value!r}f" if type_ == "float" else repr(value)
+    return f"({text})" if text.startswith("-") else text

@@ -21,8 +21,8 @@ from jaxmagma.plan import Plan
 _WARPS = (4, 6, 8, 12, 16)
 # Of the warps that there is room for without stages, how many there have to be with them.
 _ENOUGH = 0.75
-# Values of 8 bytes that shared memory gives or takes at a time, and lanes that it serves with them.
-_BANKS = 16
+# That shared memory gives or takes at a time.
+_BYTES = 128
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,10 @@ def transfers_of(
     plan: Plan, schedule: Schedule, ownership: Ownership, layout: Layout, limits: Limits
 ) -> Transfers | None:
     """Those with two stages if enough warps have room then, else with one, else with none."""
-    read = _staged(_reads(plan, schedule), ownership)
-    written = _staged(_writes(plan, schedule), ownership)
     itemsize = plan.program.dtype.itemsize
+    banks = _BYTES // itemsize  # as wide as a value
+    read = _staged(_reads(plan, schedule), ownership, banks)
+    written = _staged(_writes(plan, schedule), ownership, banks)
     found = [
         x
         for some in ((2, read, written), (1, read, written), (0, (), ()))
@@ -121,7 +122,8 @@ def _reads(plan: Plan, schedule: Schedule) -> _Accesses:
     found: _Accesses = {}
     for x in schedule.fields.fields:
         if isinstance(x, Load) and x.index is None and plan.tiles[x.operand].batched:
-            found.setdefault(x.operand, (plan.tiles[x.operand].size, []))[1].append(x.stride)
+            size = plan.tiles[x.operand].size // schedule.fields.rows
+            found.setdefault(x.operand, (size, []))[1].append(x.stride)
     return dict(sorted(found.items()))
 
 
@@ -129,25 +131,26 @@ def _writes(plan: Plan, schedule: Schedule) -> _Accesses:
     """Of results."""
     found: _Accesses = {}
     for x in schedule.fields.stores:
-        size = plan.tiles[plan.results[x.output]].size
+        size = plan.tiles[plan.results[x.output]].size // schedule.fields.rows
         found.setdefault(x.output, (size, []))[1].append(x.stride)
     return dict(sorted(found.items()))
 
 
-def _staged(tiles: _Accesses, ownership: Ownership) -> tuple[Staged, ...]:
+def _staged(tiles: _Accesses, ownership: Ownership, banks: int) -> tuple[Staged, ...]:
     """The tiles one after the other, elements so far apart that fewest lanes wait for a bank."""
     found: list[Staged] = []
     offset = 0
     for tile, (size, along) in tiles.items():
-        strides = range(size, size + _BANKS)
-        stride = min(strides, key=lambda x: sum(_turns(x, y, ownership) for y in along))
+        strides = range(size, size + banks)
+        turns = {x: sum(_turns(x, y, ownership, banks) for y in along) for x in strides}
+        stride = min(turns, key=lambda x: turns[x])
         found.append(Staged(tile, size, stride, offset))
         offset += ownership.panel * stride
     return tuple(found)
 
 
-def _turns(stride: int, along: int, ownership: Ownership) -> int:
-    """How often shared memory is asked for what half a warp accesses."""
-    lane = np.arange(_BANKS)
+def _turns(stride: int, along: int, ownership: Ownership, banks: int) -> int:
+    """How often shared memory is asked for what as many lanes access as there are banks."""
+    lane = np.arange(banks)
     at = lane // ownership.lanes * stride + lane % ownership.lanes * along
-    return int(np.bincount(np.unique(at) % _BANKS).max())  # lanes may have the same value
+    return int(np.bincount(np.unique(at) % banks).max())  # lanes may have the same value
