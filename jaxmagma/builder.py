@@ -665,7 +665,15 @@ class Builder:
         return (None, [left]) if self._is_all(right[0], 0) else None
 
     def _simpler_negative(self, terms: Terms) -> Simpler:
-        return ZERO if terms[0][0] in self._zeros else None
+        ((value, labels),) = terms
+        if value in self._zeros:
+            return ZERO
+        operation = self._values[value]
+        if not isinstance(operation, Map) or operation.function != "neg":
+            return None
+        ((negated, own),) = operation.terms
+        names = dict(zip(operation.output, labels, strict=True))
+        return None, [(negated, "".join(names[x] for x in own))]
 
     def _simpler_product(self, terms: Terms) -> Simpler:
         for one, other in (terms, terms[::-1]):

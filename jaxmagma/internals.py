@@ -5,12 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax._src import (
     checkify,  # error_checks
     dispatch,  # prim_requires_devices_during_lowering
 )
 from jax._src.lax import linalg as lax_linalg  # _solve
-from jax._src.numpy import linalg as numpy_linalg  # _det_2x2, _det_3x3
+from jax._src.numpy import linalg as numpy_linalg  # _det, _det_2x2, _det_3x3
 from jax.extend.core import Primitive
 
 from jaxmagma.program import ElementProgram
@@ -38,24 +39,34 @@ def checks_as(
     checkify.error_checks[primitive] = rule
 
 
-def of_small_matrices(det: Callable[..., Any], solve: Callable[..., Any]) -> None:
-    """Has ``jnp.linalg`` ask these two first, which may return None.
+def of_small_matrices(
+    det: Callable[..., Any], inv: Callable[..., Any], solve: Callable[..., Any]
+) -> None:
+    """Has ``jnp.linalg`` ask these first, which may return None.
 
     They are asked with what its own functions are called with.
     """
 
-    def ask(module: Any, name: str, first: Callable[..., Any]) -> None:
-        own = getattr(module, name, None)
-        if own is None:  # a release that does it in another way: all goes on as it does there
-            return
-
+    def asking(own: Callable[..., Any], first: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(own)
         def function(*operands: Any) -> Any:
             found = first(*operands)
             return own(*operands) if found is None else found
 
-        setattr(module, name, function)
+        return function
 
-    ask(numpy_linalg, "_det_2x2", det)
-    ask(numpy_linalg, "_det_3x3", det)
-    ask(lax_linalg, "_solve", solve)
+    asked = (
+        (numpy_linalg, "_det", det),
+        (numpy_linalg, "_det_2x2", det),
+        (numpy_linalg, "_det_3x3", det),
+        (lax_linalg, "_solve", solve),
+    )
+    for module, name, first in asked:
+        own = getattr(module, name, None)
+        if own is not None:  # in other releases, which do it in another way, all goes on as there
+            setattr(module, name, asking(own, first))
+
+    # This one is public, and compiled: what asks is compiled as well.
+    inverse = jax.jit(asking(getattr(jnp.linalg.inv, "__wrapped__", jnp.linalg.inv), inv))
+    for module in (numpy_linalg, jnp.linalg):
+        module.inv = inverse  # type: ignore[attr-defined]
