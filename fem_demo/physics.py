@@ -55,20 +55,6 @@ def compression(mu: jax.Array, switch: float) -> jax.Array:
     return 1 - (3 - 2 * y) * y * y
 
 
-def adjugate(J: jax.Array) -> jax.Array:
-    """|J| J^-1, whose rows are cross products of the columns of J.
-
-    It serves for both |J| and J^-1; `jnp.linalg.det` and `jnp.linalg.inv` would each find it anew.
-    """
-    if len(J) == 1:
-        return jnp.ones_like(J)
-    if len(J) == 2:
-        (a, b), (c, d) = J
-        return jnp.array([[d, -b], [-c, a]])
-    x, y, z = J.T
-    return jnp.stack([jnp.cross(y, z), jnp.cross(z, x), jnp.cross(x, y)])
-
-
 def viscosity(
     material: Material,
     J: jax.Array,
@@ -106,9 +92,7 @@ def respond_at_point(
 ) -> Response:
     """With the reference gradients ``(g, m)`` of position and velocity at one point."""
     J = position_gradient.T
-    adj = adjugate(J)
-    det = J[0] @ adj[:, 0]
-    inverse = (1 / det) * adj
+    det, inverse = jnp.linalg.det(J), jnp.linalg.inv(J)
     # The smallest singular value of J is 1 / the largest of its inverse, which suffers no
     # cancellation however flat J is.
     inverse_h = order * spectrum.largest_singular_value(inverse)
