@@ -24,8 +24,8 @@ LEAST_BUSY = 0.5
 # a time (``mma.m16n8k4`` in ``cuda/quad.cuh``). ptxas compiles that only if a thread may have so
 # many registers, whether it needs them or not.
 WIDE_REGISTERS = 64
-# Quads of several fibres, and sums in pieces, are multiplied so.
-_WIDE = re.compile(r"Quad<([2-9]|\d\d)|TurningQuad<|ProductSum<double")
+# Quads of several fibres are multiplied so, and sums of several pieces in a column.
+_WIDE = re.compile(r"Quad<(?!1>)|ProductSum<double, \d\d")
 
 
 @dataclass
