@@ -181,7 +181,7 @@ def flat(tile: tuple[int, ...]) -> np.ndarray:
     return np.arange(int(np.prod(tile))).reshape(tile)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_boxes_are_parts(data: st.DataObject) -> None:
     tile = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))

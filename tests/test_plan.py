@@ -405,7 +405,7 @@ def assert_well_formed(planned: Plan) -> None:
 
 
 @given(fused_calls(broadcasting=False))
-@settings(max_examples=15)
+@settings(max_examples=8)
 def test_plans_of_random_programs_compute_what_the_programs_mean(call: Any) -> None:
     captured = capture(call.spec, *call.operands)
     assert isinstance(captured, FusedCall)

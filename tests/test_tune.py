@@ -4,6 +4,7 @@ The CUDA backend is searched where there is no GPU: kernels are generated, and t
 of the parameters.
 """
 
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -34,6 +35,7 @@ from jaxmagma.tune.race import TIE, Effort, pick, race
 from jaxmagma.tune.rules import Candidate
 from jaxmagma.tune.search import Found, Search
 from jaxmagma.tune.space import SPACES, Space, one, together
+from tests import test_cuda_compile
 from tests.cuda_programs import chain, mass, product
 
 
@@ -184,6 +186,14 @@ def limited(**limits: Any) -> Limits:
             one_changed("elements", 8),
             limited(shared=30 << 10),
         ),
+        # quads in blocks of one warp: 64 registers are left, or 56
+        (
+            "too few registers for tensor cores",
+            1,
+            chain(17),
+            one_changed("min_blocks", 16, 17),
+            limited(registers=1 << 15),
+        ),
     ],
 )
 def test_what_a_rule_removes(
@@ -248,6 +258,49 @@ def test_occupancy() -> None:
     assert candidate(1024, 0, 255).warps == 0
     assert candidate(32, 0, 16).warps == 32  # blocks
     assert candidate(96, 0, 33).warps == 51  # registers come in eights
+
+
+# Of kernels with 64 threads, and whether too few registers are left for tensor cores.
+OF_64_THREADS: list[tuple[str, dict[str, Any], bool]] = [
+    ("sm_90", {"min_blocks": 16}, False),
+    ("sm_90", {"min_blocks": 17}, True),
+    ("sm_90", {"min_blocks": 32}, True),
+    ("sm_90", {"min_blocks": 33}, False),  # there is no room for so many, whatever they have
+    ("sm_90", {"min_blocks": 32, "fibres": 1}, False),
+    ("sm_90", {"min_blocks": 32, "quads": False}, False),
+    ("sm_120", {"min_blocks": 17}, True),
+    ("sm_120", {"min_blocks": 24}, True),
+    ("sm_120", {"min_blocks": 25}, False),
+    ("sm_80", {"min_blocks": 32}, False),
+]
+
+
+def of_64_threads(parameters: Mapping[str, Any]) -> tuple[Parameters, Kernel]:
+    given = Parameters(**{"quads": True, "fibres": 2, "threads": 64, "elements": 4, **parameters})
+    kernel = Pretended(chain(12)).lower(Choice.of(dataclasses.asdict(given), "search"))
+    assert isinstance(kernel, Kernel)
+    return given, kernel
+
+
+@pytest.mark.parametrize(("architecture", "parameters", "removed"), OF_64_THREADS)
+def test_registers_for_tensor_cores(
+    architecture: str, parameters: Mapping[str, Any], removed: bool
+) -> None:
+    given, kernel = of_64_threads(parameters)
+    candidate = Candidate(MODEL, LIMITS[architecture], given, kernel)
+    reason = rules.broken(rules.ON_KERNEL, candidate)
+    assert (reason == "too few registers for tensor cores") == removed
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize(("architecture", "parameters", "removed"), OF_64_THREADS)
+def test_the_compiler_refuses_what_a_rule_removes(
+    architecture: str, parameters: Mapping[str, Any], removed: bool
+) -> None:
+    cuda = test_cuda_compile.native()
+    _, kernel = of_64_threads(parameters)
+    with pytest.raises(Exception, match="register") if removed else contextlib.nullcontext():
+        cuda.compile(kernel.source, architecture)
 
 
 def test_every_rule_is_reported() -> None:
@@ -409,9 +462,7 @@ def test_candidates_compile(
     name: str, program: ElementProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Registers and spills are those of the machine code; what spills is not timed."""
-    from tests.test_cuda_compile import native
-
-    cuda = native()
+    cuda = test_cuda_compile.native()
     monkeypatch.setenv("JAXMAGMA_CACHE_DIR", str(tmp_path))
     # So many blocks leave a thread too few registers.
     machine = Pretended(program, lambda x: 0.9 if x.get("slices") == 2 else 1.0)

@@ -4,6 +4,7 @@ Rules see ever more of a candidate: its parameters, the kernel they make, its ma
 kernel that the model chooses is never removed: it is what the others are compared with.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,12 @@ WARP = 32
 LEAST_WARPS = 8
 # Of the threads of a block.
 LEAST_BUSY = 0.5
+# From compute capability 9.0 on, which brought bulk copies too, tensor cores multiply 16 fibres at
+# a time (``mma.m16n8k4`` in ``cuda/quad.cuh``). ptxas compiles that only if a thread may have so
+# many registers, whether it needs them or not.
+WIDE_REGISTERS = 64
+# Quads of several fibres are multiplied so, and sums of several pieces in a column.
+_WIDE = re.compile(r"Quad<(?!1>)|ProductSum<double, \d\d")
 
 
 @dataclass
@@ -47,6 +54,22 @@ class Candidate:
     @property
     def registers(self) -> int:
         return self.resources["registers"] if self.resources else 0
+
+    @property
+    def allowed_registers(self) -> int:
+        """What the compiler may give a thread, so that as many blocks as asked for have room."""
+        limits, blocks = self.limits, _min_blocks(self)
+        threads = self.threads * blocks
+        # More than a multiprocessor has at once the compiler ignores.
+        if not 0 < threads <= WARP * limits.warps or blocks > limits.blocks:
+            return limits.thread_registers
+        return limits.registers // threads // 8 * 8  # they come in eights
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether tensor cores multiply 16 fibres at a time."""
+        source = self.kernel.source if self.kernel else ""
+        return self.limits.bulk_copies and _WIDE.search(source) is not None
 
     @property
     def spilled(self) -> int:
@@ -81,7 +104,7 @@ def _given(name: str) -> Callable[[Candidate], int]:
     return lambda x: getattr(x.parameters, name, None) or 0
 
 
-_threads, _groups = map(_given, ("threads", "groups"))
+_threads, _groups, _min_blocks = map(_given, ("threads", "groups", "min_blocks"))
 
 INVALID = "not a combination of parameters"
 ON_PARAMETERS = (
@@ -101,6 +124,10 @@ ON_KERNEL = (
         "more shared memory than a block has", lambda x: x.shared_bytes > x.limits.shared_of_block
     ),
     Rule("more constants than the bank holds", lambda x: x.constant_bytes > x.limits.constant),
+    Rule(
+        "too few registers for tensor cores",
+        lambda x: x.is_wide and x.allowed_registers < WIDE_REGISTERS,
+    ),
     Rule("most threads idle", lambda x: x.kernel is not None and x.kernel.busy < LEAST_BUSY),
     Rule("too few warps at once", lambda x: x.warps < LEAST_WARPS),
 )

@@ -29,8 +29,9 @@ Rule = Callable[..., Any]
 Rounding = Callable[[JaxprEqn, Sequence[Array], bool], Sequence[Array]]
 
 
-# Whether programs run as kernels.
+# Whether programs run as kernels; and whether values have a wider range than their dtypes.
 _kernels: ContextVar[bool] = ContextVar("kernels", default=False)
+_wide: ContextVar[bool] = ContextVar("wide", default=False)
 
 
 @contextlib.contextmanager
@@ -43,6 +44,56 @@ def kernels() -> Iterator[None]:
         _kernels.reset(token)
 
 
+@contextlib.contextmanager
+def wide_range() -> Iterator[None]:
+    """In the body exponents are wider than those of a value's dtype; precision is as it was.
+
+    Where JAX itself is to evaluate an equation, they are what they are.
+    """
+    token = _wide.set(True)
+    try:
+        yield
+    finally:
+        _wide.reset(token)
+
+
+_WIDER: dict[str, Any] = {
+    "float16": np.dtype(np.float64),
+    "bfloat16": np.dtype(np.float64),
+    "float32": np.dtype(np.float64),
+    "float64": np.dtype(np.longdouble),
+    "complex64": np.dtype(np.complex128),
+    "complex128": np.dtype(np.clongdouble),
+}
+
+
+def held(x: Array, dtype: Any) -> Array:
+    """A value of this dtype as it is held: of its precision, and perhaps of a wider range."""
+    wider = _WIDER.get(str(dtype)) if _wide.get() else None
+    if wider is None:
+        return x
+    made = np.asarray(x).astype(wider)
+    bits = jnp.finfo(dtype).nmant + 1
+
+    def rounded(part: np.ndarray) -> np.ndarray:
+        mantissa, exponent = np.frexp(part)
+        return np.ldexp(np.rint(np.ldexp(mantissa, bits)), exponent - bits)
+
+    with np.errstate(all="ignore"):
+        if made.dtype.kind != "c":
+            return rounded(made)
+        made.real, made.imag = rounded(made.real), rounded(made.imag)
+        return made
+
+
+def narrowed(x: Array, dtype: Any) -> Array:
+    """A value in its dtype, too large ones infinite."""
+    if not _wide.get() or str(dtype) not in _WIDER:
+        return x
+    with np.errstate(all="ignore"):
+        return np.asarray(x).astype(dtype)
+
+
 class Unknown(Exception):
     """JAX is to evaluate this equation."""
 
@@ -51,17 +102,27 @@ def evaluated(
     closed: ClosedJaxpr, arguments: Sequence[Array], rounding: Rounding | None = None
 ) -> list[Array]:
     """The results; ``rounding`` may change operands (its last argument is false) and results."""
-    known: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    known.update(zip(closed.jaxpr.invars, arguments, strict=True))
+    known: dict[Any, Any] = {
+        x: held(value, _own_dtype(x))
+        for x, value in zip(
+            (*closed.jaxpr.constvars, *closed.jaxpr.invars),
+            (*closed.consts, *arguments),
+            strict=True,
+        )
+    }
+
+    def read(x: Any) -> Any:
+        return held(x.val, _own_dtype(x)) if isinstance(x, Literal) else known[x]
+
     for equation in closed.jaxpr.eqns:
-        operands = [x.val if isinstance(x, Literal) else known[x] for x in equation.invars]
+        operands = [read(x) for x in equation.invars]
         if rounding is not None:
             operands = list(rounding(equation, operands, False))
         results = _equation(equation, operands, rounding)
         if rounding is not None:
             results = list(rounding(equation, results, True))
         known.update(zip(equation.outvars, results, strict=True))
-    return [x.val if isinstance(x, Literal) else known[x] for x in closed.jaxpr.outvars]
+    return [read(x) for x in closed.jaxpr.outvars]
 
 
 def _equation(equation: JaxprEqn, operands: list[Any], rounding: Rounding | None) -> list[Any]:
@@ -76,7 +137,7 @@ def _equation(equation: JaxprEqn, operands: list[Any], rounding: Rounding | None
     if name == "cond":
         which = int(np.clip(np.asarray(operands[0]).astype(int), 0, len(p["branches"]) - 1))
         return evaluated(p["branches"][which], operands[1:], rounding)
-    if name == "element_program" and not _kernels.get():
+    if name == "element_program" and not _kernels.get() and not _wide.get():
         return program(p["program"], *map(np.asarray, operands))
     rule = _RULES.get(name)
     if rule is not None and _plain(operands):
@@ -85,15 +146,27 @@ def _equation(equation: JaxprEqn, operands: list[Any], rounding: Rounding | None
                 found = rule(equation, *map(np.asarray, operands))
             found = found if equation.primitive.multiple_results else [found]
             return [
-                np.asarray(x).astype(aval(v).dtype, copy=False)
+                held(np.asarray(x).astype(_dtype(v), copy=False), _own_dtype(v))
                 for x, v in zip(found, equation.outvars, strict=True)
             ]
         except Unknown:
             pass
+    operands = [narrowed(x, _own_dtype(v)) for x, v in zip(operands, equation.invars, strict=True)]
     bound = equation.primitive.get_bind_params(p)
     functions, parameters = bound if isinstance(bound, tuple) else ((), bound)
     made = equation.primitive.bind(*functions, *operands, **parameters)
-    return list(made) if equation.primitive.multiple_results else [made]
+    made = list(made) if equation.primitive.multiple_results else [made]
+    return [held(x, _own_dtype(v)) for x, v in zip(made, equation.outvars, strict=True)]
+
+
+def _own_dtype(variable: Any) -> Any:
+    return getattr(aval(variable), "dtype", None)
+
+
+def _dtype(variable: Any) -> Any:
+    """What a value of the jaxpr is held in."""
+    dtype = _own_dtype(variable)
+    return _WIDER.get(str(dtype), dtype) if _wide.get() else dtype
 
 
 def _plain(operands: Sequence[Any]) -> bool:
@@ -328,7 +401,7 @@ def _select_n(equation: JaxprEqn, which: Array, *cases: Array) -> Array:
 
 
 def _convert(equation: JaxprEqn, x: Array) -> Array:
-    new = aval(equation.outvars[0]).dtype
+    new = _dtype(equation.outvars[0])
     if kind(x.dtype) in "fc" and kind(new) not in "fc":
         raise Unknown
     if kind(x.dtype) == "c" != kind(new):
@@ -443,8 +516,8 @@ def _cumulative(function: Any) -> Rule:
 
 
 def _dot_general(equation: JaxprEqn, x: Array, y: Array) -> Array:
-    p, out = equation.params, aval(equation.outvars[0])
-    if x.dtype != y.dtype or x.dtype != out.dtype or x.dtype.itemsize < 4:
+    p = equation.params
+    if x.dtype != y.dtype or x.dtype != _dtype(equation.outvars[0]) or x.dtype.itemsize < 4:
         raise Unknown
     (xs, ys), (xb, yb) = p["dimension_numbers"]
     labels, names = {}, iter("abcdefghijklmnopqrstuvwxyz")

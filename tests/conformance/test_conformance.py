@@ -3,22 +3,27 @@
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
+import jaxmagma as jm
 from jaxmagma import jaxpr
 from jaxmagma.functions import FUNCTIONS
 from tests.conformance.comparison import element_alone, failure, shrunk, whole
-from tests.conformance.composition import Composition, alone, drawn
+from tests.conformance.composition import Composition, Line, alone, drawn
+from tests.conformance.draw import Argument
+from tests.conformance.interpreter import evaluated, wide_range
 from tests.conformance.operations import OPERATIONS
 from tests.jaxprs import equations
 
 
-TOGETHER, FUNCTIONS_DRAWN = 10, 200
+TOGETHER, FUNCTIONS_DRAWN = 10, 100
+HUGE = 1e30  # its square is none in float32
 
 
 def check(composition: Composition) -> None:
@@ -137,3 +142,52 @@ def test_a_mistake_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     small, why = next(shrunk(c, why) for c, why in found if why is not None)
     assert why.kind in ("value", "tangent", "gradient", "second derivative")
     assert len(small.lines) == 1 and "cumsum" in small.source()
+
+
+# ---- What is no mistake --------------------------------------------------------------------------
+
+
+def replaced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A transform that maps this function, whatever it is given."""
+
+    def transform(given: Any, in_axes: Any, out_axes: Any) -> Any:
+        return jax.vmap(lambda x: (function(x),), in_axes, out_axes)
+
+    return transform
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        (lambda x: (x * HUGE) * (HUGE / HUGE), None),
+        (lambda x: x * HUGE * 1.001, "value"),
+        (lambda x: x * HUGE * HUGE, None),  # as vmap has it
+        (lambda x: -(x * HUGE * HUGE), "value"),
+        (lambda x: x * 0, "value"),
+    ],
+)
+def test_what_overflows_in_one_order_alone_is_no_difference(
+    function: Callable[..., Any], kind: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = Line(("v0",), f"a0 * {HUGE!r} * {HUGE!r} / {HUGE!r}", (), "a product")
+    argument = Argument("a0", (2,), "float32", 0, seed=1)
+    composition = Composition(3, (argument,), (line,), (("v0", 0),), derivative="value")
+    monkeypatch.setattr(jm, "fuse", replaced(function))
+    found = failure(composition)
+    assert (found and found.kind) == kind
+
+
+def test_a_wider_range_has_the_same_precision() -> None:
+    def function(x: Any) -> Any:
+        return x * np.float32(HUGE) * np.float32(HUGE) / np.float32(HUGE), x + 1
+
+    x = np.array([0.1, 1e-9], np.float32)
+    closed = jax.make_jaxpr(function)(x)
+    with np.errstate(over="ignore"):
+        wanted = x * np.float32(HUGE), x + np.float32(1)
+    with wide_range():
+        found = evaluated(closed, [x])
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-7)
+    assert found[1][1] == 1
+    assert np.isinf(evaluated(closed, [x])[0]).all()
