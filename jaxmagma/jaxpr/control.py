@@ -1,0 +1,116 @@
+"""Loops and conditions that are known while reading, and programs inside of programs."""
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jax.extend.core import JaxprEqn
+
+from jaxmagma.builder import letters
+from jaxmagma.jaxpr.equations import Unsupported, aval
+from jaxmagma.jaxpr.tiles import Read, Tile, Tiles
+from jaxmagma.program import Contract, ElementProgram, Map, Place, View
+
+
+# A loop of more steps than this stays one.
+_MOST_STEPS = 64
+
+
+def scan_counts(parameters: Mapping[str, Any]) -> tuple[int, int] | None:
+    """How many operands of a scan are constants and how many are carried, if that is known."""
+    if "num_consts" in parameters and "num_carry" in parameters:
+        return parameters["num_consts"], parameters["num_carry"]
+    if "ft_in" not in parameters:
+        return None
+    # From JAX 0.12 on it has trees of what is constant, carried and scanned.
+    consts, carry, _ = (len(x) for x in parameters["ft_in"].unpack())
+    return consts, carry
+
+
+def scan(reader: Tiles, equation: JaxprEqn, *operands: Read) -> list[Read]:
+    p = equation.params
+    if p["length"] > _MOST_STEPS:
+        raise Unsupported(f"a loop of {p['length']} steps")
+    counts = scan_counts(p)
+    if counts is None:
+        raise Unsupported("a scan of an unknown kind")
+    consts, carry = counts
+    state = list(operands[consts : consts + carry])
+    steps = range(p["length"])
+    made: list[list[Read]] = []
+    if not p["length"]:
+        return [*state, *(np.zeros(aval(x).shape, aval(x).dtype) for x in equation.outvars[carry:])]
+    for step in reversed(steps) if p["reverse"] else steps:
+        slices = [reader.index(x, 0, step) for x in operands[consts + carry :]]
+        results = reader.jaxpr(p["jaxpr"], [*operands[:consts], *state, *slices])
+        state = results[:carry]
+        made.append(results[carry:])
+    if p["reverse"]:
+        made.reverse()
+    return [*state, *(reader.stack(list(x), 0) for x in zip(*made, strict=True))]
+
+
+def cond(reader: Tiles, equation: JaxprEqn, which: Read, *operands: Read) -> list[Read]:
+    if isinstance(which, Tile):
+        raise Unsupported("a condition that may be the same for all elements")
+    branches = equation.params["branches"]
+    return reader.jaxpr(branches[int(np.clip(which, 0, len(branches) - 1))], operands)
+
+
+def linear_solve(reader: Tiles, equation: JaxprEqn, *operands: Read) -> list[Read]:
+    """As what solves; the function whose inverse that is serves derivatives alone."""
+    counts = equation.params["const_lengths"]
+    first = counts.matvec + counts.vecmat
+    consts = operands[first : first + counts.solve]
+    return reader.jaxpr(equation.params["jaxprs"].solve, [*consts, *operands[sum(counts) :]])
+
+
+def program(reader: Tiles, equation: JaxprEqn, *operands: Read) -> list[Read]:
+    """A program inside of one: its batch axes are axes of tiles here."""
+    program: ElementProgram = equation.params["program"]
+    builder, remaining = reader.builder, iter(operands)
+    extents = program.batch_extents([reader.shape(x) for x in operands])
+    # A program that came of one inside of another has such labels itself.
+    used = set().union(*(x.extents for x in program.operations if isinstance(x, Contract | Map)))
+    spare = (x for n in itertools.count(0x5000) if (x := chr(n)) not in used)
+    axis_label = list(itertools.islice(spare, program.batch_rank))
+    sizes = dict(zip(axis_label, extents, strict=True))
+    # Every value as one of this builder, and its labels of batch axes, which stand ahead.
+    values: list[tuple[int, str]] = []
+
+    def term(value: int, labels: str) -> tuple[int, str]:
+        number, batch = values[value]
+        return number, batch + labels
+
+    for operand in program.inputs:
+        read = next(remaining) if operand.constant is None else operand.constant.array
+        batch = "".join(axis_label[axis] for axis in operand.batch)
+        values.append((reader.value(read), batch))
+    for number, operation in enumerate(program.operations, start=len(program.inputs)):
+        batch = "".join(axis_label[axis] for axis in sorted(program.batch[number]))
+        if isinstance(operation, Contract | Map):
+            terms = [term(value, labels) for value, labels in operation.terms]
+            output, both = batch + operation.output, operation.extents | sizes
+            if isinstance(operation, Map):
+                made = builder.pointwise(operation.function, terms, output, both)
+            else:
+                made = builder.contract(terms, output, both)
+        elif batch:
+            raise Unsupported("a program of several elements, with views of their tiles")
+        elif isinstance(operation, View):
+            value = values[operation.operand][0]
+            made = builder.view(value, operation.offset, operation.strides, operation.tile)
+        elif isinstance(operation, Place):
+            pieces = [(values[value][0], *where) for value, *where in operation.pieces]
+            made = builder.place(pieces, operation.tile)  # type: ignore[arg-type]
+        else:
+            raise Unsupported("a program that gathers")
+        values.append((made, batch))
+    results: list[Read] = []
+    for out in program.outputs:
+        labels = letters(len(program.tiles[out.value]))
+        own = dict(zip(labels, program.tiles[out.value], strict=True)) | sizes
+        output = "".join(axis_label[axis] for axis in out.batch) + labels
+        results.append(Tile(builder.contract([term(out.value, labels)], output, own)))
+    return results

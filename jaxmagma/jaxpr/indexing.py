@@ -1,0 +1,288 @@
+"""Windows and single values at places which are known, or of which each is looked at."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import JaxprEqn
+from jax.lax import GatherScatterMode
+
+from jaxmagma.builder import letters
+from jaxmagma.jaxpr.equations import Unsupported, aval
+from jaxmagma.jaxpr.tiles import MOST_PIECES, Read, Tile, Tiles
+
+
+# Places among which a computed index chooses, and values along an axis that are sorted.
+_MOST_PLACES = 16
+# Where a window begins along an axis, and the labels that has.
+Start = tuple[Read, str]
+
+
+def _window(
+    reader: Tiles,
+    x: Read,
+    sizes: Sequence[int],
+    starts: Mapping[int, Start],
+    named: Sequence[str | None],
+    output: str,
+    tile: tuple[int, ...],
+) -> Read:
+    """A window that begins at places which are computed: one of all there may be, by selecting.
+
+    A start is moved to where all of the window is inside. The axes are ``named`` as in ``output``;
+    what is not named has one place.
+    """
+    shape = reader.shape(x)
+    places: dict[int, range] = {}
+    beginnings: dict[int, Read] = {}
+    for axis, (start, labels) in starts.items():
+        last = shape[axis] - sizes[axis]
+        low, high = reader.bounds(start, np.int32) or (0, last)
+        places[axis] = range(min(max(low, 0), last), min(max(high, 0), last) + 1)
+        beginnings[axis] = reader.relabel(start, labels, output, tile)
+    count = math.prod(map(len, places.values()))
+    if count > _MOST_PLACES:
+        raise Unsupported(f"one of {count} places, which is computed")
+
+    def chosen(x: Read, axes: Sequence[int]) -> Read:
+        if not axes:
+            return reader.relabel(x, "".join(y for y in named if y), output, tile)
+        *others, axis = axes
+        made: Read | None = None
+        for k in places.get(axis, range(1)):
+            if named[axis] is None:
+                part = reader.index(x, axis, k)
+            else:
+                part = reader.slice(x, axis, k, sizes[axis])
+            case = chosen(part, others)
+            if made is None:
+                made = case
+            else:
+                made = reader.emit("select", reader.emit("ge", beginnings[axis], k), made, case)
+        assert made is not None
+        return made
+
+    return chosen(x, [n for n, size in enumerate(sizes) if size != shape[n] or named[n] is None])
+
+
+def dynamic_slice(reader: Tiles, equation: JaxprEqn, x: Read, *starts: Read) -> Read:
+    labels, sizes = letters(len(starts)), equation.params["slice_sizes"]
+    if any(isinstance(start, Tile) for start in starts):
+        where = {axis: (start, "") for axis, start in enumerate(starts)}
+        return _window(reader, x, sizes, where, labels, labels, tuple(sizes))
+    value = reader.value(x)
+    for axis, (start, count) in enumerate(zip(starts, sizes, strict=True)):
+        first = int(np.clip(np.asarray(start), 0, reader.builder.tile(value)[axis] - count))
+        value = reader.builder.slice(value, axis, first, 1, count)
+    return Tile(value)
+
+
+def gather(reader: Tiles, equation: JaxprEqn, x: Read, where: Read) -> Read:
+    if aval(equation.outvars[0]).dtype.kind in "iu" and _may_fill(equation):
+        raise Unsupported("gather of integers that may not be there")
+    if isinstance(where, Tile):
+        return _gather_computed(reader, equation, x, where)
+    return _gather_known(reader, equation, x, where)
+
+
+def _may_fill(equation: JaxprEqn) -> bool:
+    return bool(equation.params["mode"] == GatherScatterMode.FILL_OR_DROP)
+
+
+def _gather_known(reader: Tiles, equation: JaxprEqn, x: Read, where: Read) -> Read:
+    """At places that are known: told by what it does to the numbers of the values.
+
+    Axes that windows have all of stay as they are.
+    """
+    numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
+    batching, shape = numbers.operand_batching_dims, reader.shape(x)
+    gone = {*numbers.collapsed_slice_dims, *batching}
+    windows = dict(
+        zip((n for n in range(len(shape)) if n not in gone), numbers.offset_dims, strict=True)
+    )
+    whole = _whole_axes(windows, numbers.start_index_map, dict(enumerate(sizes)), shape)
+    moved = [n for n in range(len(shape)) if n not in whole]
+    small = [1 if n in whole else extent for n, extent in enumerate(shape)]
+    parameters = dict(equation.params, fill_value=-1)
+    parameters["slice_sizes"] = tuple(min(x, y) for x, y in zip(sizes, small, strict=True))
+    promised = equation.params["mode"] == GatherScatterMode.PROMISE_IN_BOUNDS
+    if promised:
+        parameters["mode"] = GatherScatterMode.FILL_OR_DROP
+    count, out = math.prod(small), aval(equation.outvars[0]).shape
+    kept = [windows[n] for n in whole]
+    found_shape = [1 if n in kept else extent for n, extent in enumerate(out)]
+    if max(count, math.prod(found_shape)) > MOST_PIECES:
+        raise Unsupported(f"gather of {count} values")
+    with jax.ensure_compile_time_eval():
+        places = np.arange(count, dtype=np.int32).reshape(small)
+        found = np.asarray(equation.primitive.bind(places, where, **parameters))
+    if promised and (found < 0).any():
+        raise Unsupported("gather at places that there are not")
+    found = found.squeeze(tuple(kept))
+    parts = reader.pieces(x, moved).reshape(-1)
+    filled = np.broadcast_to(_filled_in(equation), [shape[n] for n in whole])
+    pieces = np.empty(found.shape, object)
+    for at, number in np.ndenumerate(found):
+        pieces[at] = filled if number < 0 else parts[number]
+    # The axes of places stand ahead.
+    order = [n for n in range(len(out)) if n not in kept] + kept
+    return reader.in_order(reader.assembled(pieces), order)
+
+
+def _whole_axes(
+    windows: Mapping[int, int],
+    indexed: Sequence[int],
+    sizes: Mapping[int, int],
+    shape: Sequence[int],
+) -> list[int]:
+    """The axes of which every window has all, so that they stay as they are."""
+    return [n for n in windows if n not in indexed and sizes[n] == shape[n]]
+
+
+def _gather_computed(reader: Tiles, equation: JaxprEqn, x: Read, where: Tile) -> Read:
+    numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
+    shape, tile = reader.shape(x), tuple(aval(equation.outvars[0]).shape)
+    output, vector = letters(len(tile)), len(reader.shape(where)) - 1
+    batch = "".join(y for n, y in enumerate(output) if n not in numbers.offset_dims)
+    windows = iter([output[n] for n in numbers.offset_dims])
+    named: list[str | None] = []
+    for axis in range(len(shape)):
+        if axis in numbers.operand_batching_dims:
+            n = numbers.operand_batching_dims.index(axis)
+            named.append(batch[numbers.start_indices_batching_dims[n]])
+        else:
+            named.append(None if axis in numbers.collapsed_slice_dims else next(windows))
+    sizes = [shape[n] if n in numbers.operand_batching_dims else y for n, y in enumerate(sizes)]
+    starts = {
+        axis: (reader.known(reader.index(where, vector, n)), batch)
+        for n, axis in enumerate(numbers.start_index_map)
+    }
+    made = _window(reader, x, sizes, starts, named, output, tile)
+    for axis, (start, labels) in starts.items():
+        last = shape[axis] - sizes[axis]
+        low, high = reader.bounds(start, np.int32) or (-1, last)
+        if _may_fill(equation) and (low < 0 or high > last):
+            at = reader.relabel(start, labels, output, tile)
+            is_inside = reader.emit(
+                "and", reader.emit("ge", at, 0.0), reader.emit("le", at, float(last))
+            )
+            made = reader.emit("select", is_inside, _filled_in(equation), made)
+    return made
+
+
+def _filled_in(equation: JaxprEqn) -> np.ndarray:
+    """What a gather has for places that there are not."""
+    dtype, fill_value = aval(equation.outvars[0]).dtype, equation.params["fill_value"]
+    if fill_value is None:
+        fill_value = np.nan if jnp.issubdtype(dtype, np.inexact) else True
+    return np.asarray(fill_value).astype(dtype)
+
+
+def dynamic_update_slice(
+    reader: Tiles, equation: JaxprEqn, x: Read, update: Read, *starts: Read
+) -> Read:
+    if any(isinstance(start, Tile) for start in starts):
+        raise Unsupported("dynamic_update_slice at an index that is computed")
+    shape, counts = reader.shape(x), reader.shape(update)
+    if 0 in counts or counts == shape:
+        return x if 0 in counts else update
+    # Only the axes along which a part is replaced are taken apart.
+    axes = [n for n, extent in enumerate(shape) if counts[n] != extent]
+    firsts = [int(np.clip(np.asarray(starts[n]), 0, shape[n] - counts[n])) for n in axes]
+    pieces = reader.pieces(x, axes)
+    window = tuple(slice(k, k + counts[n]) for n, k in zip(axes, firsts, strict=True))
+    pieces[window] = reader.pieces(update, axes)
+    order = [*axes, *(n for n in range(len(shape)) if n not in axes)]
+    whole = reader.value(reader.assembled(pieces))
+    return Tile(reader.builder.transpose(whole, [order.index(n) for n in range(len(shape))]))
+
+
+def scatter(function: str | None) -> Callable[..., Read]:
+    """Puts values at known places, where ``function`` combines them with what is there, if any."""
+
+    def rule(reader: Tiles, equation: JaxprEqn, x: Read, where: Read, updates: Read) -> Read:
+        name = equation.primitive.name
+        if isinstance(where, Tile):
+            return _scatter_computed(reader, equation, function, x, where, updates)
+        shape, given = reader.shape(x), reader.shape(updates)
+        numbers, mode = equation.params["dimension_numbers"], equation.params["mode"]
+        gone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+        left = (n for n in range(len(shape)) if n not in gone)
+        windows = dict(zip(left, numbers.update_window_dims, strict=True))
+        whole = _whole_axes(
+            windows,
+            numbers.scatter_dims_to_operand_dims,
+            {n: given[w] for n, w in windows.items()},
+            shape,
+        )
+        moved = [n for n in range(len(shape)) if n not in whole]
+        kept = [windows[n] for n in whole]
+        small = [1 if n in whole else extent for n, extent in enumerate(shape)]
+        few = [1 if n in kept else extent for n, extent in enumerate(given)]
+        count = math.prod(few)
+        if 0 in given:
+            return x
+        if max(math.prod(small), count) > MOST_PIECES:
+            raise Unsupported(f"{name} of {max(math.prod(small), count)} values")
+
+        def placed(update: Any) -> jax.Array:
+            zeros = jnp.zeros(small, update.dtype)
+            return jax.lax.scatter_add(zeros, where, update, numbers, mode=mode)
+
+        # Each value alone shows where it goes.
+        each = np.eye(count, dtype=np.float32).reshape(count, *few)
+        with jax.ensure_compile_time_eval():
+            hits = np.asarray(jax.vmap(placed)(each))
+        if mode == GatherScatterMode.PROMISE_IN_BOUNDS and hits.sum() != count:
+            raise Unsupported(f"{name} at places that there are not")
+        pieces = reader.pieces(x, moved)
+        own = [n for n in range(len(given)) if n not in kept]
+        parts = reader.pieces(updates, own).reshape(-1)
+        for n, *at in np.argwhere(hits.squeeze(tuple(1 + n for n in whole))).tolist():
+            old = pieces[tuple(at)]
+            pieces[tuple(at)] = reader.emit(function, old, parts[n]) if function else parts[n]
+        return reader.in_order(reader.assembled(pieces), [*moved, *whole])
+
+    return rule
+
+
+def _scatter_computed(
+    reader: Tiles, equation: JaxprEqn, function: str | None, x: Read, where: Tile, updates: Read
+) -> Read:
+    """Along one axis: each place has a value or not, as the index says, which is computed."""
+    name, numbers = equation.primitive.name, equation.params["dimension_numbers"]
+    shape, given = reader.shape(x), reader.shape(updates)
+    labels, batching = letters(len(shape)), numbers.operand_batching_dims
+    axis, *others = numbers.scatter_dims_to_operand_dims
+    windows = [n for n in range(len(shape)) if n != axis and n not in batching]
+    sizes = [given[n] for n in numbers.update_window_dims]
+    if others or sizes != [shape[n] for n in windows]:
+        raise Unsupported(f"{name} of windows at places that are computed")
+    # The axes of the index, and what they are of the result; along the others there are several.
+    named = dict(
+        zip(numbers.scatter_indices_batching_dims, (labels[n] for n in batching), strict=True)
+    )
+    several = [n for n in range(len(reader.shape(where)) - 1) if n not in named]
+    scattered = [n for n in range(len(given)) if n not in numbers.update_window_dims]
+    names = {scattered[n]: label for n, label in named.items()}
+    names |= dict(zip(numbers.update_window_dims, (labels[n] for n in windows), strict=True))
+    index = reader.pieces(reader.index(where, len(reader.shape(where)) - 1, 0), several)
+    values = reader.pieces(updates, [scattered[n] for n in several])
+    if index.size * shape[axis] > MOST_PIECES:
+        raise Unsupported(f"{name} at {index.size} of {shape[axis]} places, which are computed")
+    pieces: list[Read] = list(reader.pieces(x, [axis]))
+    output, tile = labels.replace(labels[axis], ""), (*shape[:axis], *shape[axis + 1 :])
+    for at in np.ndindex(*index.shape):
+        own = "".join(named[n] for n in sorted(named))
+        place = reader.relabel(index[at], own, output, tile)
+        if equation.params["mode"] == GatherScatterMode.CLIP:
+            place = reader.emit("min", reader.emit("max", place, 0.0), float(shape[axis] - 1))
+        own = "".join(names[n] for n in sorted(names))
+        value = reader.relabel(values[at], own, output, tile)
+        for k, old in enumerate(pieces):
+            new = reader.emit(function, old, value) if function else value
+            pieces[k] = reader.emit("select", reader.emit("eq", place, float(k)), old, new)
+    return reader.stack(pieces, axis)

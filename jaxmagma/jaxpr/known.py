@@ -1,0 +1,64 @@
+"""What is computed while reading: equations of known operands."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import JaxprEqn
+
+from jaxmagma.jaxpr.calls import CALLS, inner_jaxpr
+from jaxmagma.jaxpr.equations import (
+    Unsupported,
+    applied,
+    aval,
+    inside,
+    interpreted,
+    is_empty,
+    is_extended,
+)
+from jaxmagma.jaxpr.pointwise import POINTWISE
+from jaxmagma.jaxpr.rules import ELSEWHERE, NESTED, RULES
+
+
+# What may be computed as soon as its operands are known, beside what has a rule: it depends on
+# nothing else, such as the platform or the place along a named axis, and is no effect.
+_PURE = frozenset(
+    """
+    acos acosh asin asinh atan atanh approx_top_k bessel_i0e bessel_i1e bitcast_convert_type clz
+    complex conj conv_general_dilated copy cumlogsumexp digamma eig erf_inv fft geqrf
+    householder_product igamma igammac igamma_grad_a imag iota lgamma nextafter not platform_index
+    population_count polygamma random_bits random_clone random_fold_in random_gamma random_seed
+    random_unwrap random_wrap real reduce reduce_precision reduce_window reduce_window_max
+    reduce_window_min reduce_window_sum reduce_xor regularized_incomplete_beta rng_bit_generator
+    scatter-max scatter-min scatter-sub scatter_max scatter_min scatter_sub schur
+    select_and_gather_add select_and_scatter_add shift_left shift_right_arithmetic
+    shift_right_logical threefry2x32 top_k tridiagonal tridiagonal_solve while zeta
+    """.split()
+)
+
+
+def is_pure(equation: JaxprEqn) -> bool:
+    """Whether its results depend on its operands alone, and nothing else happens."""
+    name, parameters = equation.primitive.name, equation.params
+    if name in POINTWISE or (name in RULES and name not in NESTED):
+        return not equation.effects
+    known = name in _PURE or name in NESTED or name in CALLS
+    for key in ("platforms", "branches_platforms"):
+        known = known and parameters.get(key, ELSEWHERE) == ELSEWHERE
+    return known and not equation.effects and all(map(is_pure, inside(equation)))
+
+
+def evaluated(equation: JaxprEqn, operands: Sequence[Any]) -> list[np.ndarray]:
+    """The results of an equation of known operands; raises ``Unsupported``."""
+    if not is_pure(equation):
+        raise Unsupported(f"{equation.primitive.name} is not an operation of a kernel")
+    made = [aval(x) for x in equation.outvars]
+    if made and all(map(is_empty, made)):
+        return [np.zeros(x.shape, x.dtype) for x in made]
+    inner = inner_jaxpr(equation)
+    if inner is not None:
+        return interpreted(inner, operands, evaluated)
+    with jax.ensure_compile_time_eval():
+        found = applied(equation, operands)
+        return [x if is_extended(x.dtype) else np.asarray(x) for x in found]

@@ -1,0 +1,68 @@
+"""Pointwise equations, read through a function that makes one value of a few."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax.extend.core import JaxprEqn
+from jax.lax import RoundingMethod
+
+from jaxmagma.functions import FUNCTIONS
+from jaxmagma.jaxpr.equations import Rule, nothing
+
+
+Emit = Callable[..., Any]  # (function, operands...) -> value
+
+
+def _integer_power(emit: Emit, base: Any, y: int) -> Any:
+    if y < 0:
+        # Not one over the power, whose derivative at zero is infinity times zero.
+        return _integer_power(emit, emit("div", 1.0, base), -y)
+    result = None
+    while y:
+        if y & 1:
+            result = base if result is None else emit("mul", result, base)
+        y >>= 1
+        if y:
+            base = emit("mul", base, base)
+    return 1.0 if result is None else result
+
+
+def _round(emit: Emit, x: Any, rounding_method: Any) -> Any:
+    away = rounding_method == RoundingMethod.AWAY_FROM_ZERO
+    return emit("round_away" if away else "round_even", x)
+
+
+def _select(emit: Emit, which: Any, *cases: Any) -> Any:
+    made = cases[0]
+    for n, case in enumerate(cases[1:], start=1):
+        beyond = emit("ge", which, float(n)) if len(cases) > 2 else which
+        made = emit("select", beyond, made, case)
+    return made
+
+
+def _function(name: str, operands: int) -> Rule:
+    # How accurate a function is to be: ours are as accurate as they get by default.
+    knows = {"accuracy": nothing, "out_dtype": nothing, "accumulation_dtype": nothing}
+    return Rule(lambda emit, *xs: emit(name, *xs), (), knows, operands)
+
+
+# By the name of the primitive; ``read`` gets ``emit``, the operands and what it heeds.
+POINTWISE: dict[str, Rule] = {
+    **{name: _function(name, x.operands) for name, x in FUNCTIONS.items()},
+    "integer_pow": Rule(_integer_power, ("y",), {"mul_impl": nothing}),
+    "square": Rule(lambda emit, x: emit("mul", x, x)),
+    "add_any": Rule(lambda emit, a, b: emit("add", a, b)),
+    "one_minus_square": Rule(lambda emit, x: emit("sub", 1.0, emit("mul", x, x))),
+    "clamp": Rule(lambda emit, low, x, high: emit("min", emit("max", x, low), high)),
+    "select_n": Rule(_select),
+    "round": Rule(_round, ("rounding_method",)),
+}
+
+
+def pointwise(equation: JaxprEqn, emit: Emit, operands: Sequence[Any]) -> Any | None:
+    """The result of a pointwise equation through ``emit``, or None if it is none."""
+    rule = POINTWISE.get(equation.primitive.name)
+    if rule is None:
+        return None
+    rule.check(equation)
+    return rule.read(emit, *operands, **{key: equation.params[key] for key in rule.heeds})

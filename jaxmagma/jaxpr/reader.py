@@ -1,0 +1,105 @@
+"""Reads equations into a builder, each by its rule."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, JaxprEqn
+
+from jaxmagma import integers
+from jaxmagma.jaxpr.calls import inner_jaxpr
+from jaxmagma.jaxpr.equations import Unsupported, aval, interpreted, is_empty, is_extended
+from jaxmagma.jaxpr.known import evaluated
+from jaxmagma.jaxpr.pointwise import pointwise
+from jaxmagma.jaxpr.rules import NESTED, RULES
+from jaxmagma.jaxpr.tiles import Read, Tile, Tiles
+
+
+class Reader(Tiles):
+    """Reads equations into ``builder``; all values but indices are of ``dtype``."""
+
+    def equation(self, equation: JaxprEqn, operands: Sequence[Any]) -> list[Read]:
+        """The results of one equation; raises ``Unsupported``."""
+        operands = [x if isinstance(x, Tile) else np.asarray(x) for x in operands]
+        name, made = equation.primitive.name, [aval(x) for x in equation.outvars]
+        if equation.effects:
+            raise Unsupported(f"{name} has effects")
+        inner = inner_jaxpr(equation)
+        if inner is not None:
+            return self.jaxpr(inner, operands)
+        if not any(isinstance(x, Tile) for x in operands):
+            return list(evaluated(equation, operands))
+        if made and all(map(is_empty, made)):
+            return [np.zeros(x.shape, x.dtype) for x in made]
+        limits = None if name in NESTED else self.check_dtypes(equation, operands)
+        decided = self._decided(equation, operands)
+        if decided is not None:
+            return [np.full(made[0].shape, decided)]
+        found = pointwise(equation, self.emit, operands)
+        if found is None:
+            rule = RULES.get(name)
+            if rule is None:
+                raise Unsupported(f"{name} is not an operation of a kernel")
+            rule.check(equation)
+            found = rule.read(self, equation, *operands)
+        results = found if isinstance(found, list) else [found]
+        checked = [self._checked(name, x, own) for x, own in zip(results, made, strict=True)]
+        for read, own in zip(checked, made, strict=True):
+            if isinstance(read, Tile) and limits and jnp.issubdtype(own.dtype, jnp.integer):
+                self._bounds[read.value] = limits
+        return checked
+
+    def _checked(self, name: str, read: Any, own: Any) -> Read:
+        """A result, if it has the shape that it has in JAX; what is known has its dtype, too."""
+        if isinstance(read, Tile):
+            if self.shape(read) != own.shape:
+                raise Unsupported(f"{name} of shape {own.shape}")
+            return read
+        return np.broadcast_to(np.asarray(read).astype(own.dtype), own.shape)
+
+    def jaxpr(self, closed: ClosedJaxpr, arguments: Sequence[Read]) -> list[Read]:
+        results = interpreted(closed, arguments, self.equation)
+        return [x if isinstance(x, Tile) else np.asarray(x) for x in results]
+
+    def check_dtypes(self, equation: JaxprEqn, operands: Sequence[Read]) -> integers.Bounds | None:
+        """Whether it computes in the program's dtype; the bounds of the integers that it makes."""
+        name, variables = equation.primitive.name, [*equation.invars, *equation.outvars]
+        if all(aval(x).dtype == self.dtype for x in variables):
+            return None
+        for x in variables:
+            if is_extended(aval(x).dtype):
+                raise Unsupported(f"{name} computes with {aval(x).dtype}")
+            dtype = np.dtype(aval(x).dtype)
+            if jnp.issubdtype(dtype, np.inexact) and dtype != self.dtype:
+                raise Unsupported(f"{name} mixes {dtype} with {self.dtype}")
+        made = {np.dtype(aval(x).dtype) for x in equation.outvars}
+        whole = [x for x in made if x.kind in "iu"]
+        if not whole:
+            return None
+        found = self.bounds_of(equation, operands)
+        if found is None or not all(integers.are_exact(found, x, self.dtype) for x in whole):
+            raise Unsupported(f"{name} computes with {whole[0]}")
+        return found
+
+    def _decided(self, equation: JaxprEqn, operands: Sequence[Read]) -> bool | None:
+        """What a comparison of integers gives, if their bounds tell, as of places that wrap."""
+        if len(operands) != 2 or not jnp.issubdtype(aval(equation.invars[0]).dtype, jnp.integer):
+            return None
+        left, right = (
+            self.bounds(x, aval(y).dtype) for x, y in zip(operands, equation.invars, strict=True)
+        )
+        if left is None or right is None:
+            return None
+        return integers.decided(equation.primitive.name, left, right)
+
+    def bounds_of(self, equation: JaxprEqn, operands: Sequence[Read]) -> integers.Bounds | None:
+        """How large the integers are that an equation makes, if that is known."""
+        given: list[integers.Bounds | None] = []
+        for x, read in zip(equation.invars, operands, strict=True):
+            own = self.bounds(read, aval(x).dtype)
+            if own is None and jnp.issubdtype(aval(x).dtype, jnp.integer):
+                return None
+            given.append(own)
+        shape = self.shape(operands[0])
+        return integers.bounds(equation.primitive.name, equation.params, shape, given)
