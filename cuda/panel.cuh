@@ -184,7 +184,7 @@ __device__ __forceinline__ void positions(const Quad<W>& quad, int first, const 
   }
 }
 
-// Of a field that all elements share, and of a single value.
+// A whole field that all elements share.
 template <int N, int STRIDE, int W>
 __device__ __forceinline__ Whole<double, N> load_shared(const Quad<W>& quad, const double* from) {
   Whole<double, N> x;

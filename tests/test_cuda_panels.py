@@ -201,6 +201,13 @@ def test_functions_of_what_is_beyond_the_last_point(emulated: Path) -> None:
     cuda_fused.assert_same(program, arrays, emulate(program, arrays, emulated))
 
 
+def test_zeros_of_constants_have_signs(emulated: Path) -> None:
+    signs = np.array([0.0, -0.0, 1.0])
+    program = program_of((lambda u: signs * u, ((3,),)))
+    (found,) = emulate(program, [np.ones((5, 3))], emulated)
+    np.testing.assert_array_equal(np.signbit(found), np.broadcast_to(np.signbit(signs), (5, 3)))
+
+
 def test_tables_that_are_traced(emulated: Path) -> None:
     def function(B: Any, u: Any) -> Any:
         return jnp.einsum("qi,q->i", B, jnp.tanh(jnp.einsum("qi,i->q", B, u)))

@@ -11,19 +11,14 @@ from typing import Any
 
 from jaxmagma.choices import Choice
 from jaxmagma.lowering.cuda.architectures import UNKNOWN, Limits
-from jaxmagma.lowering.cuda.parameters import RESERVED_BYTES
+from jaxmagma.lowering.cuda.parameters import RESERVED_BYTES, WARP, WIDE_REGISTERS
 from jaxmagma.lowering.kernel import Kernel
 
 
-WARP = 32
 # Fewer warps on a multiprocessor do not hide the latency of memory.
 LEAST_WARPS = 8
 # Of the threads of a block.
 LEAST_BUSY = 0.5
-# From compute capability 9.0 on, which brought bulk copies too, tensor cores multiply 16 fibres at
-# a time (``mma.m16n8k4`` in ``cuda/quad.cuh``). ptxas compiles that only if a thread may have so
-# many registers, whether it needs them or not.
-WIDE_REGISTERS = 64
 # Quads of several fibres are multiplied so, and sums of several pieces in a column.
 _WIDE = re.compile(r"Quad<(?!1>)|ProductSum<double, \d\d")
 
@@ -67,7 +62,7 @@ class Candidate:
 
     @property
     def is_wide(self) -> bool:
-        """Whether tensor cores multiply 16 fibres at a time."""
+        """Whether tensor cores multiply 16 fibres at a time: where there are bulk copies, too."""
         source = self.kernel.source if self.kernel else ""
         return self.limits.bulk_copies and _WIDE.search(source) is not None
 

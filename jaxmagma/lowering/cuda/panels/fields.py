@@ -347,7 +347,8 @@ class _Reading:
         constant = self.plan.program.inputs[tile].constant
         if long is None and constant is not None:
             value = float(constant.array.reshape(-1)[offset])
-            if math.isfinite(value):
+            # Zero equals minus zero, which is another number: that is read from memory.
+            if math.isfinite(value) and (value or math.copysign(1, value) > 0):
                 return self.add(Number(value))
         stride, axis = (0, None) if long is None else (strides[long[0]], long[1])
         return self.add(Load(tile, offset, stride, axis))
@@ -397,14 +398,10 @@ class _Reading:
             addends = []
             for more in itertools.product(*(range(step.extents[x]) for x in summed)):
                 addends.append({**at, **dict(zip(summed, more, strict=True))})
-            yield index, self._contracted(number, step, long, addends)
+            yield index, self._contracted(step, long, addends)
 
     def _contracted(
-        self,
-        number: int,
-        step: Product | Rearrange,
-        long: Mapping[str, int],
-        addends: list[dict[str, int]],
+        self, step: Product | Rearrange, long: Mapping[str, int], addends: list[dict[str, int]]
     ) -> int:
         """The sum over all addends, and over long axes that the output does not have."""
         terms = _terms(step)
@@ -420,7 +417,7 @@ class _Reading:
                 return self._applied(table, labels, field, others, new[0], over, long, addends)
         made = []
         for at in addends:
-            factors = [self._read(x, _at(labels, at, long)) for x, labels in terms]
+            factors = [self._read(x, _at(labels, at)) for x, labels in terms]
             made.append(factors[0] if len(factors) == 1 else self.apply("mul", *factors))
         total = self.total(made)
         for label in over:
@@ -449,7 +446,7 @@ class _Reading:
         for at in addends:
             offset = sum(at[x] * stride for x, stride in strides.items() if x not in (row, column))
             tables.append(Table(table, offset, strides[row], strides[column]))
-            fields.append(self._read(field, _at(others, at, long)))
+            fields.append(self._read(field, _at(others, at)))
         if any(self.fields[x].axis != long[column] for x in fields):
             raise Unsuitable("a table of what is the same everywhere")
         return self.add(Multiply(tuple(tables), tuple(fields), long[row]))
@@ -515,8 +512,9 @@ class _Reading:
             yield index, self.add(load)
 
 
-def _at(labels: str, at: Mapping[str, int], long: Mapping[str, int] = {}) -> _Index:
-    return tuple(at[x] for x in labels if x in at and x not in long)
+def _at(labels: str, at: Mapping[str, int]) -> _Index:
+    """The component of a tile with these labels; the others are of long axes, or of rows."""
+    return tuple(at[x] for x in labels if x in at)
 
 
 # ---- Sums of products ----------------------------------------------------------------------------

@@ -61,7 +61,7 @@ class Layout:
     """The tables of a kernel, and how each of its products reads them."""
 
     matrices: tuple[Matrix, ...]
-    readings: tuple[tuple[int, tuple[Reading, ...]], ...]  # of each product, by its field
+    readings: tuple[tuple[Reading, ...], ...]  # of each field, of those that are products
 
     def __repr__(self) -> str:
         return "\n".join(
@@ -74,15 +74,12 @@ class Layout:
         """In values."""
         return sum(x.size for x in self.matrices)
 
-    def of(self, product: int) -> tuple[Reading, ...]:
-        return dict(self.readings)[product]
-
 
 def layout_of(plan: Plan, fields: Fields) -> Layout:
     """Equal tables are one, also where one is the transpose of the other."""
     matrices: list[Matrix] = []
     known: dict[object, Reading] = {}
-    readings: list[tuple[int, tuple[Reading, ...]]] = []
+    readings: list[list[Reading]] = [[] for _ in fields.fields]
     for number, table, rows, columns in _tables(fields):
         straight = _identity(plan, table, rows, columns)
         if straight not in known:
@@ -91,10 +88,8 @@ def layout_of(plan: Plan, fields: Fields) -> Layout:
             turned = Table(table.operand, table.offset, table.column, table.row)
             known[_identity(plan, turned, columns, rows)] = Reading(matrices[-1], True)
             known[straight] = Reading(matrices[-1], False)
-        if not readings or readings[-1][0] != number:
-            readings.append((number, ()))
-        readings[-1] = (number, (*readings[-1][1], known[straight]))
-    return Layout(tuple(matrices), tuple(readings))
+        readings[number].append(known[straight])
+    return Layout(tuple(matrices), tuple(map(tuple, readings)))
 
 
 def _tables(fields: Fields) -> Iterator[tuple[int, Table, int, int]]:

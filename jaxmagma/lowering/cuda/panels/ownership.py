@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from jaxmagma.lowering.cuda.architectures import Limits
 from jaxmagma.lowering.cuda.panels.schedule import Schedule, most_values
-from jaxmagma.lowering.cuda.parameters import WARP
+from jaxmagma.lowering.cuda.parameters import WARP, WIDE_REGISTERS
 
 
 # Registers of a lane for addresses, and for values on their way.
@@ -48,4 +48,5 @@ def ownerships(schedule: Schedule, itemsize: int, limits: Limits) -> Iterator[Ow
         registers = itemsize // 4 * most_values(schedule, elements) + _ADDRESSES
         room = limits.thread_registers + (_SPILLED if elements == 1 else 0)
         if registers <= room:
-            yield Ownership(lanes, elements, min(registers, limits.thread_registers))
+            least = WIDE_REGISTERS if lanes > 1 else 0
+            yield Ownership(lanes, elements, min(max(registers, least), limits.thread_registers))

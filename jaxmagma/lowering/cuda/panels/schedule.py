@@ -102,7 +102,7 @@ def _levels(fields: Fields, tiled: int) -> list[int] | None:
 
 def _parts(fields: Fields, tiled: int, levels: list[int]) -> tuple[Straight | Loop, ...]:
     parts: list[Straight | Loop] = []
-    ends = {n for n in range(len(fields.fields)) if _accumulates(fields, tiled, n)}
+    ends = [n for n in range(len(fields.fields)) if _accumulates(fields, tiled, n)]
     for level in range(max(levels) + 1):
         here = [x for x in fields.stores if levels[x.field] == level]
         whole = tuple(
@@ -113,7 +113,7 @@ def _parts(fields: Fields, tiled: int, levels: list[int]) -> tuple[Straight | Lo
         stores = tuple(x for x in here if fields.fields[x.field].axis != tiled)
         if whole or stores:
             parts.append(Straight(whole, stores))
-        accumulated = tuple(sorted(n for n in ends if levels[n] == level + 1))
+        accumulated = tuple(n for n in ends if levels[n] == level + 1)
         stores = tuple(x for x in here if fields.fields[x.field].axis == tiled)
         if accumulated or stores:
             parts.append(_loop(fields, tiled, accumulated, stores))
@@ -155,7 +155,7 @@ def most_values(schedule: Schedule, elements: int) -> int:
     most = 0
     alive: dict[int, int] = {}
     for number, (made, _, loop) in enumerate(events):
-        alive.update((x, values_of(schedule, x)) for x in made)
+        alive.update((x, _values_of(schedule, x)) for x in made)
         tiles = 0 if loop is None else 2 * len(loop.multiplied)
         points = 0 if loop is None else _peak(schedule, loop)
         most = max(most, elements * (sum(alive.values()) + tiles) + points)
@@ -176,7 +176,7 @@ def _events(schedule: Schedule) -> Iterator[tuple[tuple[int, ...], set[int], Loo
             yield part.accumulated, used, part
 
 
-def values_of(schedule: Schedule, number: int) -> int:
+def _values_of(schedule: Schedule, number: int) -> int:
     """How many values of a whole field, or of a single value, a lane has of an element."""
     field, fields = schedule.fields.fields[number], schedule.fields
     if isinstance(field, Number):

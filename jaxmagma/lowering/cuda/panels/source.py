@@ -7,6 +7,7 @@ at a point of all of a lane's elements.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from jaxmagma.lowering.cuda.blocks import TYPES
 from jaxmagma.lowering.cuda.functors import FUNCTORS
@@ -25,7 +26,7 @@ from jaxmagma.lowering.cuda.panels.schedule import Loop, Schedule, Straight
 from jaxmagma.lowering.cuda.panels.transfers import Staged, Transfers
 from jaxmagma.lowering.cuda.source.notation import lines_of
 from jaxmagma.lowering.cuda.source.text import Text, listed
-from jaxmagma.lowering.cuda.source.tiles import Pointer
+from jaxmagma.lowering.cuda.source.tiles import Pointer, operands_of
 from jaxmagma.plan import Plan
 
 
@@ -41,28 +42,19 @@ def pointers_of(plan: Plan, schedule: Schedule) -> tuple[Pointer, ...]:
         if isinstance(x, Multiply)
         for table in x.tables
     }
-    # Rows of an element are another axis over elements.
-    rows = schedule.fields.rows
-    further = (program.batch_rank,) if rows > 1 else ()
-    pointers: list[Pointer] = []
-    arguments = 0
-    for tile, operand in enumerate(program.inputs):
-        if operand.constant is not None:
-            continue
-        if tile in read:
-            size, itemsize = plan.tiles[tile].size, operand.dtype.itemsize
-            where = (operand.batch, size, itemsize)
-            if operand.batch:
-                where = ((*operand.batch, *further), size // rows, itemsize)
-            type_ = "int" if operand.dtype.kind == "i" else TYPES[program.dtype]
-            pointers.append(Pointer(f"g{tile}", arguments, *where, False, type_, tile in gathered))
-        arguments += 1
+    type_, itemsize = TYPES[program.dtype], program.dtype.itemsize
+    pointers = operands_of(plan, read, gathered, type_)
     for number, out in enumerate(program.outputs):
-        size = plan.tiles[plan.results[number]].size // rows
-        where = ((*out.batch, *further), size, program.dtype.itemsize)
-        type_ = TYPES[program.dtype]
-        pointers.append(Pointer(f"out{number}", arguments + number, *where, True, type_))
-    return tuple(pointers)
+        buffer, size = len(program.arguments) + number, plan.tiles[plan.results[number]].size
+        pointers.append(Pointer(f"out{number}", buffer, out.batch, size, itemsize, True, type_))
+    rows = schedule.fields.rows
+    if rows == 1:
+        return tuple(pointers)
+    # Rows of an element are another axis over elements.
+    return tuple(
+        replace(x, axes=(*x.axes, program.batch_rank), size=x.size // rows) if x.axes else x
+        for x in pointers
+    )
 
 
 def tables_of(plan: Plan, schedule: Schedule) -> list[int]:
@@ -190,7 +182,7 @@ class _Printer:
             text(f"const auto slice = jaxmagma::slice<kPanel>({first}, batch.inner);")
             for x in self.transfers.read:
                 to = f"own + {x.offset} + {half} * {self.transfers.panel}"
-                tile = self._global(next(y for y in self.pointers if y.name == f"g{x.tile}"))
+                tile = self._global(self._pointer(f"g{x.tile}"))
                 text(f"bring<kPanel, {x.size}, {x.stride}>(threadIdx.x, {to}, {tile});")
         text("commit_stage();")
 
@@ -201,7 +193,7 @@ class _Printer:
         text = self.text
         text("__syncwarp();", "all have read their operands, and have results there")
         for x in self.transfers.written:
-            tile = self._global(next(y for y in self.pointers if y.name == f"out{x.tile}"))
+            tile = self._global(self._pointer(f"out{x.tile}"))
             where = f"own + {self._sent(x)}"
             text(f"send<kPanel, {x.size}, {x.stride}>(threadIdx.x, {where}, {tile}, slice);")
         if self.transfers.written:
@@ -228,18 +220,23 @@ class _Printer:
         """Where a lane's elements are in arrays."""
         loads = [x for x in self.fields if isinstance(x, Load) and x.index is not None]
         gathers = {f"g{n}" for x in loads for n in (x.operand, x.index)}
-        staged = {f"g{x.tile}": f"{x.offset}{self._half}" for x in self.transfers.read}
-        staged |= {f"out{x.tile}": str(self._sent(x)) for x in self.transfers.written}
-        strides = {f"g{x.tile}": x.stride for x in self.transfers.read}
-        strides |= {f"out{x.tile}": x.stride for x in self.transfers.written}
+        staged = {
+            f"g{x.tile}": f"{x.offset}{self._half} + {x.stride} * e" for x in self.transfers.read
+        }
+        staged |= {
+            f"out{x.tile}": f"{self._sent(x)} + {x.stride} * e" for x in self.transfers.written
+        }
         for x in self.pointers:
             if x.name in staged:
-                where = f"[&](int e) {{ return own + {staged[x.name]} + {strides[x.name]} * e; }}"
+                where = f"[&](int e) {{ return own + {staged[x.name]}; }}"
             elif x.axes or x.name in gathers:
                 where = self._global(x)
             else:
                 continue
             self.text(f"const auto {x.name} = each({where}, rows, slice);")
+
+    def _pointer(self, name: str) -> Pointer:
+        return next(x for x in self.pointers if x.name == name)
 
     @property
     def _half(self) -> str:
@@ -290,7 +287,7 @@ class _Printer:
         if field.axis is None:
             if field.index is not None:
                 return self._gathered(field, str(field.offset))
-            if shared and field.index is None:
+            if shared:
                 return f"{self._shared(field.operand)}[{field.offset}]"
             return f"get(g{field.operand} + {field.offset})"
         extent = self.extents[field.axis]
@@ -316,7 +313,7 @@ class _Printer:
         rows = self.extents[field.axis]
         size = f"{self.ownership.elements}, {rows}"
         self.text(f"Accumulator<{size}> y{number};")
-        for reading, operand in zip(self.layout.of(number), field.operands, strict=True):
+        for reading, operand in zip(self.layout.readings[number], field.operands, strict=True):
             axis = self.fields[operand].axis
             assert axis is not None  # of what is multiplied
             where = f"{self._matrix(reading)} + t * {reading.down}"
@@ -409,7 +406,7 @@ class _Printer:
         groups: dict[tuple[Reading, int | None], list[tuple[int, int]]] = {}
         for number in numbers:
             operands = self.fields[number].operands
-            for reading, operand in zip(self.layout.of(number), operands, strict=True):
+            for reading, operand in zip(self.layout.readings[number], operands, strict=True):
                 key = reading, self.fields[operand].axis
                 groups.setdefault(key, []).append((number, operand))
         return [(reading, pairs) for (reading, _), pairs in groups.items()]

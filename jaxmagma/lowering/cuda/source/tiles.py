@@ -4,12 +4,13 @@
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from jaxmagma.lowering.cuda.blocks import Block
 from jaxmagma.lowering.cuda.source.text import Text, listed, shape_of
 from jaxmagma.lowering.cuda.sweeps import Sweep
+from jaxmagma.plan import Plan
 from jaxmagma.program import Gather
 
 
@@ -39,17 +40,8 @@ def pointers_of(block: Block, gathers: Iterable[Gather]) -> list[Pointer]:
     read |= {x for sweep in sweeps for x in block.outside_bank(sweep)}
     read |= {x.tile for x in block.pieces()}
     read |= {x for step in gathers for x in step.operands}
-    pointers: list[Pointer] = []
-    arguments = 0
-    for tile, operand in enumerate(program.inputs):
-        if operand.constant is not None:
-            continue
-        if tile in read:
-            size, type_ = plan.tiles[tile].size, "int" if operand.dtype.kind == "i" else block.type
-            itemsize, gathered = operand.dtype.itemsize, tile in block.gathered
-            where = (f"g{tile}", arguments, operand.batch, size, itemsize)
-            pointers.append(Pointer(*where, False, type_, gathered))
-        arguments += 1
+    pointers = operands_of(plan, read, block.gathered, block.type)
+    arguments = len(program.arguments)
     sums = arguments + len(program.outputs)
     for number, out in enumerate(program.outputs):
         size = plan.tiles[plan.results[number]].size
@@ -57,6 +49,23 @@ def pointers_of(block: Block, gathers: Iterable[Gather]) -> list[Pointer]:
         if number in block.summed:
             name, buffer, axes = f"partial{number}", sums + block.summed.index(number), ()
         pointers.append(Pointer(name, buffer, axes, size, block.dtype.itemsize, True, block.type))
+    return pointers
+
+
+def operands_of(
+    plan: Plan, read: Collection[int | None], gathered: Collection[int], type_: str
+) -> list[Pointer]:
+    """Of those operands that are ``read``, if they are arguments of the call."""
+    pointers: list[Pointer] = []
+    arguments = 0
+    for tile, operand in enumerate(plan.program.inputs):
+        if operand.constant is not None:
+            continue
+        if tile in read:
+            own = "int" if operand.dtype.kind == "i" else type_
+            where = (operand.batch, plan.tiles[tile].size, operand.dtype.itemsize)
+            pointers.append(Pointer(f"g{tile}", arguments, *where, False, own, tile in gathered))
+        arguments += 1
     return pointers
 
 
