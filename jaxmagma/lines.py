@@ -1,7 +1,7 @@
 """The jaxpr of one element as lines, one for each equation, with what it calls inlined."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -35,6 +35,7 @@ _OWN_DERIVATIVE = {
     "qr",
     "svd",
 }
+_COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "eq_to", "le_to", "lt_to"}
 # What JAX makes of tangents that reach a function with a reverse rule.
 _REVERSE_ONLY = "custom_lin"
 
@@ -80,6 +81,10 @@ class Line(NamedTuple):
         return "custom_linear_solve" in self._names
 
     @property
+    def is_comparison(self) -> bool:
+        return self.equation.primitive.name in _COMPARISONS
+
+    @property
     def is_reverse_only(self) -> bool:
         return _REVERSE_ONLY in self._names
 
@@ -108,6 +113,27 @@ class Lines:
     def part(self, parameters: Sequence[Variable], results: Sequence[Any]) -> "Lines":
         """Those lines alone that compute some results of some variables."""
         return Lines(parameters, self.computing(results, parameters), results)
+
+    def given(self, values: Sequence[Variable]) -> list[Line]:
+        """The lines that compute the results where some values are given besides the parameters.
+
+        What is compared is computed, too: a maximum that another program has made, by sums in
+        another order, might equal none of the values that it is the maximum of.
+        """
+        left = self.computing(self.results, [*self.parameters, *values])
+        astray = Lines([], left, []).depending(set(values).difference(self.parameters))
+        compared = [x for line in left if line.is_comparison for x in variables(line.operands)]
+        if astray.isdisjoint(compared):
+            return left
+        again = self.computing(compared, self.parameters)
+        fresh = {x: replace(x) for line in again for x in line.results}
+
+        def anew(line: Line) -> Line:
+            operands = [fresh.get(x, x) if isinstance(x, Variable) else x for x in line.operands]
+            return line._replace(operands=operands)
+
+        copies = [anew(x)._replace(results=[fresh[y] for y in x.results]) for x in again]
+        return copies + [anew(x) if x.is_comparison else x for x in left]
 
     def depending(self, on: Iterable[Variable]) -> set[Variable]:
         """The variables that depend on some."""

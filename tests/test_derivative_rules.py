@@ -222,6 +222,18 @@ def test_third_derivatives_and_those_under_transformations(name: str, getkey: Ge
     assert_same(everything(jm.fuse), everything(jax.vmap), np.float64)
 
 
+@pytest.mark.parametrize("size", [3, 7, 12])
+def test_a_maximum_is_one_of_its_values_in_every_program(size: int, getkey: GetKey) -> None:
+    """Sums in another order, or by plain JAX, make others; then the gradient were that of none."""
+    table, x = normal(getkey(), (5, size)), normal(getkey(), (ELEMENTS, size))
+
+    def curvature(transform: Function) -> jax.Array:
+        energy = energy_of(transform(lambda x: jnp.max(table @ x) * jnp.sin(x)))
+        return jax.jit(jax.hessian(energy))(x)
+
+    assert_same(curvature(jm.fuse), curvature(jax.vmap), np.float64)
+
+
 def test_shared_and_integer_arguments(getkey: GetKey) -> None:
     x, y = normal(getkey(), (ELEMENTS, 3)), normal(getkey(), (3,))
     k = jnp.arange(ELEMENTS) % 2
