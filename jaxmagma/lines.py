@@ -114,14 +114,15 @@ class Lines:
         """Those lines alone that compute some results of some variables."""
         return Lines(parameters, self.computing(results, parameters), results)
 
-    def given(self, values: Sequence[Variable]) -> list[Line]:
+    def given(self, values: Iterable[Variable]) -> list[Line]:
         """The lines that compute the results where some values are given besides the parameters.
 
         What is compared is computed, too: a maximum that another program has made, by sums in
         another order, might equal none of the values that it is the maximum of.
         """
+        values = set(values)
         left = self.computing(self.results, [*self.parameters, *values])
-        astray = Lines([], left, []).depending(set(values).difference(self.parameters))
+        astray = Lines([], left, []).depending(values.difference(self.parameters))
         compared = [x for line in left if line.is_comparison for x in variables(line.operands)]
         if astray.isdisjoint(compared):
             return left

@@ -279,7 +279,7 @@ MOST_LOCAL_BYTES = 64
 
 
 @pytest.mark.nvrtc
-@pytest.mark.parametrize("name", (x for x in CASES if "diffusion" in x or "elasticity" in x))
+@pytest.mark.parametrize("name", [x for x in CASES if "diffusion" in x or "elasticity" in x])
 def test_registers(name: str) -> None:
     kernel = panels(program_of(CASES[name]), (1000,), "sm_90")
     module = native()
