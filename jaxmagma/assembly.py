@@ -30,7 +30,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmagma.builder import Builder, letters
+from jaxmagma.builder import Builder
+from jaxmagma.labels import letters
 from jaxmagma.program import ElementProgram, Input, Output
 
 

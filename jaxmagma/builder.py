@@ -8,21 +8,17 @@ on-chip memory, so it is moved to where it costs nothing:
   ``View`` of an input; what nobody asks for is never computed.
 * A stack of tiles (a ``Place`` of equal tiles side by side) is one only where it leaves the
   program: functions of stacks become stacks of functions, contractions over a stack become sums.
-* What is zero by structure, because no ``Place`` ever put a value there, is not computed with.
-  Zeros among values are: NaN and infinity go through them.
+* What is zero by structure, because no ``Place`` ever put a value there, is not computed with;
+  see :mod:`jaxmagma.simpler`.
 """
 
-import functools
-import math
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from string import ascii_lowercase
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
-from jaxmagma.memo import remembered
+from jaxmagma.labels import canonical, letters, repeated
 from jaxmagma.program import (
     Constant,
     Contract,
@@ -33,19 +29,18 @@ from jaxmagma.program import (
     Operation,
     Output,
     Place,
+    Terms,
     View,
-    moved,
+    contraction,
+    renumbered,
 )
+from jaxmagma.pruning import needed
+from jaxmagma.simpler import simpler
+from jaxmagma.strides import Box, box_of, composed_view, matching_axes, places, row_major
 
-
-Terms = Sequence[tuple[int, str]]
 
 # Functions whose operands may change places without changing a bit of the result.
 _COMMUTATIVE = {"add", "mul", "eq", "ne", "and", "or", "xor"}
-
-# What an operation is instead: a function, or none, of these operands; None if nothing is simpler.
-Simpler = tuple[str | None, Terms] | None
-ZERO: Simpler = ("zero", ())
 
 # An axis along which values are taken apart has no more places than this.
 MOST_COMPONENTS = 9
@@ -54,29 +49,6 @@ MOST_COMPONENTS = 9
 # needs of the value's operands it yields, to be sent it.
 Part = tuple[Any, ...]
 Making = Generator[Part, Any, Any]
-
-
-def row_major(tile: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a tile in memory, in values."""
-    strides, step = [], 1
-    for extent in reversed(tile):
-        strides.append(step)
-        step *= extent
-    return tuple(reversed(strides))
-
-
-def letters(count: int) -> str:
-    """So many labels."""
-    if count <= len(ascii_lowercase):
-        return ascii_lowercase[:count]
-    return ascii_lowercase + "".join(chr(0x370 + n) for n in range(len(ascii_lowercase), count))
-
-
-def repeated(array: np.ndarray, labels: str, output: str, tile: Sequence[int]) -> np.ndarray:
-    """An array with axes ``labels``, transposed and repeated as a tile with axes ``output``."""
-    order = [labels.index(x) for x in output if x in labels]
-    missing = [n for n, x in enumerate(output) if x not in labels]
-    return np.broadcast_to(np.expand_dims(np.transpose(array, order), missing), tile)
 
 
 @dataclass(frozen=True)
@@ -132,13 +104,21 @@ class Builder:
     def dtype(self, value: int) -> np.dtype:
         return self._known[value].dtype
 
+    def operation(self, value: int) -> Input | Operation:
+        """What makes a value."""
+        return self._values[value]
+
+    def is_zero(self, value: int) -> bool:
+        """Whether a value is zero by structure: nothing was ever put there."""
+        return value in self._zeros
+
     def is_map(self, value: int) -> bool:
         """Whether a value is a pointwise function of others, or is made of such values."""
         return self._known[value].is_map
 
     def is_known(self, value: int) -> bool:
         """Whether a value depends on constants alone."""
-        read = (self._values[n] for n in _needed(self._values[: value + 1], {value}))
+        read = (self._values[n] for n in needed(self._values[: value + 1], {value}))
         return all(x.constant is not None for x in read if isinstance(x, Input))
 
     def known(self, value: int) -> np.ndarray | None:
@@ -223,9 +203,9 @@ class Builder:
     def pointwise(self, function: str, terms: Terms, output: str, sizes: Mapping[str, int]) -> int:
         """A pointwise function whose operands broadcast to ``output``."""
         terms, extents = self._relabelled(terms, output), dict(sizes)
-        simpler = self._simpler(function, terms, output, extents)
-        if simpler is not None:
-            return simpler
+        found = simpler(self, function, terms, output, extents)
+        if found is not None:
+            return found
         label = self._stacked_label(terms)
         if label is not None:
             rest = output.replace(label, "")
@@ -289,7 +269,8 @@ class Builder:
                 return self.constant(flat[places(offset, strides, tile)])
             if not isinstance(operation, View):
                 break
-            composed = _composed(operation, offset, strides, tile)
+            shown = (operation.offset, operation.strides, operation.tile)
+            composed = composed_view(shown, offset, strides, tile)
             if composed is None:
                 break
             value, (offset, strides) = operation.operand, composed
@@ -370,7 +351,7 @@ class Builder:
         return self._whole(found, tile, self.dtype(pieces[0][0]))
 
     def _whole(
-        self, pieces: Sequence[tuple[int, "Box"]], tile: tuple[int, ...], dtype: np.dtype
+        self, pieces: Sequence[tuple[int, Box]], tile: tuple[int, ...], dtype: np.dtype
     ) -> int:
         for axis, extent in enumerate(tile):
             if extent > MOST_COMPONENTS or all(
@@ -389,7 +370,7 @@ class Builder:
             total = value if total is None else self.sum([total, value])
         return self.zero(tile, dtype) if total is None else total
 
-    def _at_place(self, value: int, box: "Box", axis: int, k: int) -> tuple[int, "Box"] | None:
+    def _at_place(self, value: int, box: Box, axis: int, k: int) -> tuple[int, Box] | None:
         """What of a piece is at one place along an axis."""
         first, step, count, position = box[axis]
         n, beside = divmod(k - first, step)
@@ -404,7 +385,7 @@ class Builder:
         ]
         return value, rest
 
-    def _spread(self, value: int, box: "Box", tile: tuple[int, ...]) -> int:
+    def _spread(self, value: int, box: Box, tile: tuple[int, ...]) -> int:
         """A piece as a value of the whole tile."""
         own = self.tile(value)
         strides = row_major(tile)
@@ -550,7 +531,7 @@ class Builder:
             labels = letters(len(tile))
             own = "".join(x for x, extent in zip(labels, tile, strict=True) if extent > 1)
             return self.relabel(value, own, labels, dict(zip(labels, tile, strict=True)))
-        groups = _groups(old, tile)
+        groups = matching_axes(old, tile)
         if stacked:
             return (yield from self._restacked(value, tile, groups))
         if isinstance(operation, Contract | Map) and all(len(x) == 1 for x, _ in groups):
@@ -611,104 +592,7 @@ class Builder:
         assert self.tile(made) == tile, (self.tile(made), tile)
         return made
 
-    # ---- How they are simplified -----------------------------------------------------------------
-
-    def _simpler(
-        self, function: str, terms: list[tuple[int, str]], output: str, sizes: Mapping[str, int]
-    ) -> int | None:
-        """What a function of such operands is, if no operation or a simpler one is enough."""
-        for position, (value, labels) in enumerate(terms):
-            known = self.known(value)
-            if known is not None and known.size > 1 and (known == known.flat[0]).all():
-                terms[position] = self.constant(known.flat[0]), labels[:0]
-        chosen = _SIMPLER[function](self, terms) if function in _SIMPLER else None
-        if chosen is None:
-            return None
-        if chosen is ZERO:
-            return self.zero(tuple([sizes[x] for x in output]), self.dtype(terms[0][0]))
-        name, operands = chosen
-        if self.summing and not self._batches(terms) <= self._batches(operands):
-            return None
-        if name is not None:
-            return self.pointwise(name, operands, output, sizes)
-        ((value, labels),) = operands
-        return self.relabel(value, labels, output, sizes)
-
-    def _batches(self, terms: Terms) -> frozenset[int]:
-        return frozenset().union(*(self.batch(x) for x, _ in terms))
-
-    def _scaled(self, term: tuple[int, str]) -> tuple[np.ndarray, tuple[int, str]] | None:
-        """The factor and the rest, if a value is something times a known number."""
-        value, labels = term
-        operation = self._values[value]
-        if not isinstance(operation, Map) or operation.function != "mul":
-            return None
-        for (number, _), (x, own) in (operation.terms, operation.terms[::-1]):
-            factor = self.known(number)
-            if factor is not None and not factor.shape and len(own) == len(labels):
-                names = dict(zip(operation.output, labels, strict=True))
-                return factor, (x, "".join(names[y] for y in own))
-        return None
-
-    def _simpler_sum(self, terms: Terms) -> Simpler:
-        left, right = terms
-        if left[0] in self._zeros and right[0] in self._zeros:
-            return ZERO
-        if self._is_all(right[0], 0):
-            return None, [left]
-        return (None, [right]) if self._is_all(left[0], 0) else None
-
-    def _simpler_difference(self, terms: Terms) -> Simpler:
-        left, right = terms
-        if left[0] in self._zeros:
-            return ZERO if right[0] in self._zeros else ("neg", [right])
-        return (None, [left]) if self._is_all(right[0], 0) else None
-
-    def _simpler_negative(self, terms: Terms) -> Simpler:
-        ((value, labels),) = terms
-        if value in self._zeros:
-            return ZERO
-        operation = self._values[value]
-        if not isinstance(operation, Map) or operation.function != "neg":
-            return None
-        ((negated, own),) = operation.terms
-        names = dict(zip(operation.output, labels, strict=True))
-        return None, [(negated, "".join(names[x] for x in own))]
-
-    def _simpler_product(self, terms: Terms) -> Simpler:
-        for one, other in (terms, terms[::-1]):
-            number = self.known(one[0])
-            if one[0] in self._zeros:
-                return ZERO
-            if number is None or number.shape:
-                continue
-            if number == 1:
-                return None, [other]
-            scaled = self._scaled(other)
-            if scaled is not None:
-                factor, rest = scaled
-                with np.errstate(all="ignore"):
-                    product = np.asarray(number * factor)
-                if np.isfinite(product) and np.abs(product) >= jnp.finfo(product.dtype).tiny:
-                    return "mul", [(self.constant(product), ""), rest]
-        return None
-
-    def _simpler_quotient(self, terms: Terms) -> Simpler:
-        left, right = terms
-        if left[0] in self._zeros:
-            return ZERO
-        return (None, [left]) if self._is_all(right[0], 1) else None
-
-    def _simpler_choice(self, terms: Terms) -> Simpler:
-        which = self.known(terms[0][0])
-        if which is None or which.shape:
-            return None
-        return None, [terms[2] if which else terms[1]]
-
-    def _is_all(self, value: int, number: int) -> bool:
-        """Whether a value is a constant, all of whose entries are that number."""
-        known = self.known(value)
-        return known is not None and bool((known == number).all())
+    # ---- Operations on other operands ------------------------------------------------------------
 
     def _relabelled(self, terms: Terms, output: str) -> list[tuple[int, str]]:
         """The terms, with transpositions and broadcasts of operands moved into their labels."""
@@ -794,9 +678,9 @@ class Builder:
     def build(self, outputs: Sequence[Output]) -> Built:
         """The program that computes ``outputs`` and nothing else."""
         values = [self._without_zeros(x) if isinstance(x, Place) else x for x in self._values]
-        needed = _needed(values, {out.value for out in outputs})
-        kept = [n for n in needed if isinstance(values[n], Input)]
-        done = [n for n in needed if not isinstance(values[n], Input)]
+        read = needed(values, {out.value for out in outputs})
+        kept = [n for n in read if isinstance(values[n], Input)]
+        done = [n for n in read if not isinstance(values[n], Input)]
         numbers = {old: new for new, old in enumerate([*kept, *done])}
 
         inputs = [value for n in kept if isinstance(value := values[n], Input)]
@@ -821,80 +705,11 @@ class Builder:
         return Built(program, tuple(kept), lost)
 
 
-_SIMPLER: dict[str, Callable[[Builder, Terms], Simpler]] = {
-    "add": Builder._simpler_sum,
-    "sub": Builder._simpler_difference,
-    "neg": Builder._simpler_negative,
-    "mul": Builder._simpler_product,
-    "div": Builder._simpler_quotient,
-    "select": Builder._simpler_choice,
-}
-
-
 def _each(parts: Iterable[Part]) -> Generator[Part, Any, list[int]]:
     found = []
     for part in parts:
         found.append((yield part))
     return found
-
-
-# Along every axis of a tile the first place, the step and the number of those that belong to a part
-# of it, and which axis of the part runs along it, if any.
-Box = list[tuple[int, int, int, int | None]]
-
-
-def box_of(
-    whole: tuple[int, ...], offset: int, strides: Sequence[int], tile: tuple[int, ...]
-) -> Box | None:
-    """The part of a tile that a view with such strides shows, if its axes run along the tile's."""
-    if 0 in whole or 0 in tile:
-        return None
-    box: Box = []
-    for extent, stride in zip(whole, row_major(whole), strict=True):
-        first = offset // stride % extent
-        along = [
-            n
-            for n, (count, step) in enumerate(zip(tile, strides, strict=True))
-            if count > 1 and stride <= abs(step) < stride * extent
-        ]
-        if not along or extent == 1:
-            box.append((first, 1, 1, None))
-            continue
-        if len(along) > 1 or strides[along[0]] % stride:
-            return None
-        (position,) = along
-        step, count = strides[position] // stride, tile[position]
-        if not 0 <= first + step * (count - 1) < extent:
-            return None
-        box.append((first, step, count, position))
-    shown = [position for *_, position in box if position is not None]
-    complete = sorted(shown) == [n for n, count in enumerate(tile) if count > 1]
-    return box if complete and offset < math.prod(whole) else None
-
-
-def places(offset: int, strides: Sequence[int], tile: Sequence[int]) -> np.ndarray:
-    """The positions of a view's values in the flat tile, an array of shape ``tile``."""
-    at = np.full((), offset)
-    for stride, extent in zip(strides, tile, strict=True):
-        at = at[..., None] + stride * np.arange(extent)
-    return at
-
-
-def _operands(value: Input | Operation) -> tuple[int, ...]:
-    return () if isinstance(value, Input) else value.operands
-
-
-def _needed(values: Sequence[Input | Operation], results: set[int]) -> list[int]:
-    needed = set(results)
-    for number in reversed(range(len(values))):
-        if number in needed:
-            needed.update(_operands(values[number]))
-    return sorted(needed)
-
-
-def contraction(terms: Terms, output: str, sizes: Mapping[str, int]) -> Contract:
-    used = sorted(set(output).union(*(labels for _, labels in terms)))
-    return Contract(tuple(terms), output, tuple((x, sizes[x]) for x in used))
 
 
 def _exact(operation: Operation) -> Operation:
@@ -910,17 +725,6 @@ def _exact(operation: Operation) -> Operation:
     return type(operation)(*(exact(getattr(operation, x.name)) for x in fields(operation)))
 
 
-def renumbered(operation: Operation, numbers: Mapping[int, int]) -> Operation:
-    if isinstance(operation, Contract | Map):
-        terms = tuple([(numbers[value], labels) for value, labels in operation.terms])
-        if terms == operation.terms:
-            return operation
-        if isinstance(operation, Map):
-            return Map(operation.function, terms, operation.output, operation.sizes)
-        return Contract(terms, operation.output, operation.sizes)
-    return moved(operation, numbers)
-
-
 def _canonical(operation: Operation) -> Any:
     """A key that is equal for operations that differ in the names of their labels alone."""
     if not isinstance(operation, Contract | Map):
@@ -931,88 +735,9 @@ def _canonical(operation: Operation) -> Any:
     return function, operation.operands, labels, extents
 
 
-@functools.lru_cache(maxsize=4096)
-def canonical(*labels: str) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """The labels as letters by order of appearance, and which letter each one has become."""
-    names = {x: chr(ord("a") + n) for n, x in enumerate(dict.fromkeys("".join(labels)))}
-    return tuple("".join(names[x] for x in own) for own in labels), tuple(names.items())
-
-
-@remembered
-def without_tables(
-    program: ElementProgram, gathers: frozenset[int] | None = None
-) -> tuple[ElementProgram, tuple[int, ...]]:
-    """The same values without the tables of gathers, which only their transposes read.
-
-    Of all gathers, or of those that make the given values.  Also says which arguments are left.
-    """
-    first, count = len(program.inputs), len(program.arguments)
-    changed = [
-        replace(x, tables=(), atomic=False)
-        if isinstance(x, Gather) and (gathers is None or n in gathers)
-        else x
-        for n, x in enumerate(program.operations, start=first)
-    ]
-    read = {x for operation in changed for x in operation.operands}
-    read.update(out.value for out in program.outputs)
-    tables = {x for y in program.operations if isinstance(y, Gather) for x in y.tables}
-    kept = [n for n in range(first) if n not in tables or n in read]
-    if changed == list(program.operations) and len(kept) == first:
-        return program, tuple(range(count))
-    numbers = {old: new for new, old in enumerate([*kept, *range(first, first + len(changed))])}
-    stripped = replace(
-        program,
-        inputs=tuple(program.inputs[n] for n in kept),
-        operations=tuple(renumbered(x, numbers) for x in changed),
-        outputs=tuple(replace(x, value=numbers[x.value]) for x in program.outputs),
-    )
-    arguments = [n for n, operand in enumerate(program.inputs) if operand.constant is None]
-    return stripped, tuple(position for position, n in enumerate(arguments) if n in kept)
-
-
 def _only_relabels(operation: Contract) -> bool:
     """Whether a contraction is a transposition or a broadcast."""
     if len(operation.terms) > 1:
         return False
     ((_, labels),) = operation.terms
     return len(set(labels)) == len(labels) and set(labels) <= set(operation.output)
-
-
-def _composed(
-    view: View, offset: int, strides: tuple[int, ...], tile: tuple[int, ...]
-) -> tuple[int, tuple[int, ...]] | None:
-    """The view of a view as one of what that shows, if it is one."""
-    shown = [(x, stride) for x, stride in zip(view.tile, view.strides, strict=True) if x != 1]
-    whole = offset == 0 and strides == row_major(tile) and 0 not in tile
-    if whole and [x for x in tile if x != 1] == [x for x, _ in shown]:
-        # All of it, with other axes of one value.
-        steps = (stride for _, stride in shown)
-        return view.offset, tuple(0 if x == 1 else next(steps) for x in tile)
-    flat = places(view.offset, view.strides, view.tile).reshape(-1)
-    at = flat[places(offset, strides, tile)]
-    first = int(at.flat[0]) if at.size else 0
-    found = tuple(
-        int(np.take(at, 1, axis).flat[0]) - first if extent > 1 else 0
-        for axis, extent in enumerate(tile)
-    )
-    if not np.array_equal(places(first, found, tile), at):
-        return None
-    return first, found
-
-
-def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Matches axes of ``old`` with the extents of ``new`` that have the same product."""
-    groups: list[tuple[list[int], list[int]]] = []
-    i = j = 0
-    while i < len(old) or j < len(new):
-        before, after = ([i] if i < len(old) else []), ([new[j]] if j < len(new) else [])
-        i, j = i + len(before), j + len(after)
-        while math.prod(old[n] for n in before) != math.prod(after):
-            if math.prod(old[n] for n in before) < math.prod(after):
-                before.append(i)
-                i += 1
-            else:
-                after.append(new[j])
-                j += 1
-        groups.append((before, after))
-    return groups

@@ -7,7 +7,7 @@ multiplies two of its three terms by the same matrix last: one product of eight 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jaxmagma.builder import letters
+from jaxmagma.labels import letters
 from jaxmagma.plan import Middle, Plan, Pointwise, Product, Step, Tile, plan, renumbered
 from jaxmagma.plan import alternatives as plan_alternatives
 from jaxmagma.program import ElementProgram

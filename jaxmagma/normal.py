@@ -16,15 +16,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from jaxmagma.builder import (
-    MOST_COMPONENTS,
-    Builder,
-    Terms,
-    box_of,
-    renumbered,
-    row_major,
-    without_tables,
-)
+from jaxmagma.builder import MOST_COMPONENTS, Builder
 from jaxmagma.memo import remembered
 from jaxmagma.program import (
     Contract,
@@ -33,8 +25,12 @@ from jaxmagma.program import (
     Map,
     Operation,
     Place,
+    Terms,
     View,
+    renumbered,
 )
+from jaxmagma.pruning import without_tables
+from jaxmagma.strides import box_of, row_major
 
 
 # Of small matrices at a point, and of how many values at a point there may be.

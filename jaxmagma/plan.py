@@ -37,8 +37,8 @@ from typing import Literal
 import numpy as np
 import opt_einsum
 
-from jaxmagma.builder import canonical, contraction, letters
 from jaxmagma.functions import FUNCTIONS
+from jaxmagma.labels import canonical, letters
 from jaxmagma.memo import remembered
 from jaxmagma.program import (
     Contract,
@@ -48,6 +48,7 @@ from jaxmagma.program import (
     Operation,
     Place,
     View,
+    contraction,
     moved,
 )
 

@@ -20,7 +20,6 @@ from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir, xla
 
 from jaxmagma import assembly, calculus, internals, partition, reference
-from jaxmagma.builder import without_tables
 from jaxmagma.lowering import lower
 from jaxmagma.lowering.division import divide
 from jaxmagma.lowering.kernel import Declined, Kernel
@@ -28,6 +27,7 @@ from jaxmagma.lowering.parts import ARGUMENT, Division
 from jaxmagma.memo import remembered
 from jaxmagma.normal import normal_form
 from jaxmagma.program import ElementProgram
+from jaxmagma.pruning import without_tables
 
 
 def apply(program: ElementProgram, *arguments: jax.Array) -> list[jax.Array]:

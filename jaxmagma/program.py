@@ -17,6 +17,10 @@ from typing import Any
 import numpy as np
 
 
+# Values, and labels of their axes.
+Terms = Sequence[tuple[int, str]]
+
+
 @dataclass(frozen=True, eq=False)
 class Constant:
     """An immutable array, compared and hashed by its contents: programs are cache keys."""
@@ -63,6 +67,10 @@ class Input:
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
         if self.constant is not None and (self.batch or self.constant.array.shape != self.tile):
             raise ValueError(f"a constant is a shared tile {self.tile}, not {self.constant}")
+
+    @property
+    def operands(self) -> tuple[int, ...]:
+        return ()
 
     @property
     def shared(self) -> bool:
@@ -200,6 +208,12 @@ class Gather(_Movement):
 Operation = Contract | Map | View | Place | Gather
 
 
+def contraction(terms: Terms, output: str, sizes: Mapping[str, int]) -> Contract:
+    """A product of tiles, with the extents of those labels that it has."""
+    used = sorted(set(output).union(*(labels for _, labels in terms)))
+    return Contract(tuple(terms), output, tuple((x, sizes[x]) for x in used))
+
+
 def moved(
     operation: View | Place | Gather, numbers: Sequence[int] | Mapping[int, int]
 ) -> View | Place | Gather:
@@ -215,6 +229,18 @@ def moved(
         )
     pieces = tuple((numbers[value], offset, s) for value, offset, s in operation.pieces)
     return replace(operation, pieces=pieces)
+
+
+def renumbered(operation: Operation, numbers: Sequence[int] | Mapping[int, int]) -> Operation:
+    """The same operation of other values."""
+    if isinstance(operation, View | Place | Gather):
+        return moved(operation, numbers)
+    terms = tuple([(numbers[value], labels) for value, labels in operation.terms])
+    if terms == operation.terms:
+        return operation
+    if isinstance(operation, Map):
+        return Map(operation.function, terms, operation.output, operation.sizes)
+    return Contract(terms, operation.output, operation.sizes)
 
 
 @dataclass(frozen=True)

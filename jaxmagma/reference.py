@@ -10,8 +10,8 @@ import numpy as np
 import opt_einsum
 
 from jaxmagma import functions
-from jaxmagma.builder import places
 from jaxmagma.program import Contract, ElementProgram, Gather, Map, Place, View
+from jaxmagma.strides import places
 
 
 Value = tuple[jax.Array, tuple[int, ...]]  # an array, and the batch axes that stand ahead in it

@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxmagma import reference
-from jaxmagma.builder import Builder, letters, places, row_major
+from jaxmagma.builder import Builder
+from jaxmagma.labels import letters
 from jaxmagma.program import Input, Map, Operation, Output, Place, View
+from jaxmagma.strides import places, row_major
 
 
 F64 = np.dtype(np.float64)

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 import jaxmagma as jm
 from jaxmagma import reference
-from jaxmagma.builder import Builder, box_of, places
+from jaxmagma.builder import Builder
 from jaxmagma.normal import normal_form
 from jaxmagma.program import ElementProgram, Input, Map, Output, Place, View
+from jaxmagma.strides import box_of, places
 from tests.jaxprs import equations
 
 

@@ -2,8 +2,8 @@
 
 from jax.extend.core import JaxprEqn
 
-from jaxmagma.builder import letters
 from jaxmagma.jaxpr.tiles import LARGEST_COMPONENT, Read, Tile, Tiles
+from jaxmagma.labels import letters
 
 
 def dot_general(reader: Tiles, equation: JaxprEqn, left: Read, right: Read) -> Read:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from jaxmagma.builder import letters
 from jaxmagma.jaxpr.equations import Unsupported, aval
 from jaxmagma.jaxpr.tiles import Read, Tile, Tiles
+from jaxmagma.labels import letters
 from jaxmagma.program import Contract, ElementProgram, Map, Place, View
 
 

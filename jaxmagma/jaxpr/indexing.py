@@ -10,9 +10,9 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 from jax.lax import GatherScatterMode
 
-from jaxmagma.builder import letters
 from jaxmagma.jaxpr.equations import Unsupported, aval
 from jaxmagma.jaxpr.tiles import MOST_PIECES, Read, Tile, Tiles
+from jaxmagma.labels import letters
 
 
 # Places among which a computed index chooses, and values along an axis that are sorted.

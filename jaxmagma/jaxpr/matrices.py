@@ -6,9 +6,9 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 
 from jaxmagma import linalg
-from jaxmagma.builder import letters
 from jaxmagma.jaxpr.equations import Unsupported
 from jaxmagma.jaxpr.tiles import LARGEST_COMPONENT, Read, Tile, Tiles, uniform
+from jaxmagma.labels import letters
 
 
 def _matrix(reader: Tiles, x: Read, name: str) -> linalg.Matrix:

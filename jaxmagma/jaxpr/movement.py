@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from jaxmagma.builder import MOST_COMPONENTS, letters, row_major
+from jaxmagma.builder import MOST_COMPONENTS
 from jaxmagma.jaxpr.equations import Unsupported, aval, is_empty
 from jaxmagma.jaxpr.tiles import MOST_PIECES, Read, Tile, Tiles
+from jaxmagma.labels import letters
+from jaxmagma.strides import row_major
 
 
 def broadcast_in_dim(reader: Tiles, equation: JaxprEqn, x: Tile, *_: Any) -> Read:

@@ -11,9 +11,10 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from jaxmagma import integers
-from jaxmagma.builder import Builder, letters, repeated
+from jaxmagma.builder import Builder
 from jaxmagma.functions import COMPLEX_FUNCTIONS, evaluate
 from jaxmagma.jaxpr.equations import Unsupported
+from jaxmagma.labels import letters, repeated
 
 
 # Values taken apart, or small matrices multiplied, one by one.

@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
-from jaxmagma.builder import places
 from jaxmagma.functions import FUNCTIONS
 from jaxmagma.jaxpr import aval, inner_jaxpr
 from jaxmagma.program import Contract, ElementProgram, Map, Place, View
+from jaxmagma.strides import places
 from tests.conformance.draw import kind
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from jaxmagma.builder import places, row_major
 from jaxmagma.lowering.cpu.expressions import (
     NUMBERS,
     SCRATCH,
@@ -26,6 +25,7 @@ from jaxmagma.lowering.cpu.expressions import (
 from jaxmagma.lowering.cpu.places import Location, Locations, flat_stride, gathered, loops_of
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, Step
 from jaxmagma.program import Gather, Place, View
+from jaxmagma.strides import places, row_major
 
 
 VERSION = 4

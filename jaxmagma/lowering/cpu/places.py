@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxmagma.builder import places, row_major
 from jaxmagma.plan import Plan, Pointwise, Product
 from jaxmagma.program import Gather, Place, View
+from jaxmagma.strides import places, row_major
 
 
 @dataclass(frozen=True)

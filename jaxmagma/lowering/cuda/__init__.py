@@ -31,7 +31,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmagma import functions
-from jaxmagma.builder import places
 from jaxmagma.factoring import alternatives as alternatives
 from jaxmagma.functions import COMPLEX_FUNCTIONS
 from jaxmagma.lowering.cuda.architectures import Limits, limits_of
@@ -52,6 +51,7 @@ from jaxmagma.lowering.kernel import Declined, Excess, Kernel
 from jaxmagma.lowering.target import Target
 from jaxmagma.plan import Plan, Pointwise, Product, Step, renumbered
 from jaxmagma.program import Constant, ElementProgram, Gather, Input, Place, View
+from jaxmagma.strides import places
 
 
 TARGET = "jaxmagma_cuda"

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from jaxmagma.builder import row_major
 from jaxmagma.lowering.cuda import spreads
 from jaxmagma.lowering.cuda.accumulations import (
     SHARED_REGISTERS,
@@ -47,6 +46,7 @@ from jaxmagma.lowering.cuda.turns import with_turns
 from jaxmagma.parity import Halves
 from jaxmagma.plan import Plan
 from jaxmagma.program import Gather, View
+from jaxmagma.strides import row_major
 
 
 TYPES = {

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxmagma.builder import places, row_major
 from jaxmagma.lowering.cuda.origins import Strided
 from jaxmagma.plan import Plan, Pointwise, Rearrange, Tile
 from jaxmagma.program import Place
+from jaxmagma.strides import places, row_major
 
 
 Destination = tuple[int, Strided]  # an output, and where in it

@@ -11,9 +11,9 @@ slowest one to the first and the last sweep.
 """
 
 from jaxmagma import factoring
-from jaxmagma.builder import row_major
 from jaxmagma.plan import Middle, Plan, Pointwise, Product
 from jaxmagma.program import ElementProgram, View
+from jaxmagma.strides import row_major
 
 
 def planned(program: ElementProgram) -> Plan:

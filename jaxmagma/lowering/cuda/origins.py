@@ -8,9 +8,10 @@ components of gathered values) is of a copy, which :func:`resolvable` adds to th
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from jaxmagma.builder import letters, row_major
+from jaxmagma.labels import letters
 from jaxmagma.plan import Plan, Product, Rearrange, Step, Tile, renumbered
 from jaxmagma.program import Gather, View
+from jaxmagma.strides import row_major
 
 
 @dataclass(frozen=True)

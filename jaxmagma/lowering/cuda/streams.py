@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxmagma.builder import row_major
 from jaxmagma.lowering.cuda.origins import Origin
 from jaxmagma.lowering.cuda.sweeps import ALONG, QUAD, Stage, Sweep, Value
 from jaxmagma.plan import Plan
+from jaxmagma.strides import row_major
 
 
 # Rows of a multiple of so many values meet in banks, whichever lines quads have.

@@ -14,9 +14,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from jaxmagma.builder import box_of, row_major
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange
 from jaxmagma.program import Gather, Place, View
+from jaxmagma.strides import box_of, row_major
 
 
 # Tables shorter than this along an axis have components there.
