@@ -12,6 +12,7 @@ on-chip memory, so it is moved to where it costs nothing:
   see :mod:`jaxmagma.simpler`.
 """
 
+import functools
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
@@ -249,6 +250,18 @@ class Builder:
     def index(self, value: int, axis: int, k: int) -> int:
         """``value[..., k, ...]``."""
         return int(self._part(Builder._index, value, axis, k))
+
+    def as_taken_apart(self, value: int) -> int:
+        """The same, made of its components where some of them have been asked for.
+
+        Sums in another order are rounded otherwise, and so a value that is made both ways is not
+        equal to its own components.
+        """
+        for axis, extent in enumerate(self.tile(value)):
+            if any((Builder._index, value, axis, k) in self._parts for k in range(extent)):
+                parts = [self.as_taken_apart(self.index(value, axis, k)) for k in range(extent)]
+                return self.stack(parts, axis)
+        return value
 
     def slice(self, value: int, axis: int, start: int, step: int, count: int) -> int:
         """``count`` steps along an axis, which may go backwards."""
@@ -716,13 +729,22 @@ def _exact(operation: Operation) -> Operation:
     """The same in Python's integers: shapes and parameters of JAX may be NumPy's, which overflow
     and which JSON, in which programs have their names, does not know.
     """
+    if isinstance(operation, Contract):
+        return Contract(operation.terms, operation.output, _integers(operation.sizes))
+    if isinstance(operation, Map):
+        return Map(
+            operation.function, operation.terms, operation.output, _integers(operation.sizes)
+        )
+    return type(operation)(*(_integers(getattr(operation, x.name)) for x in fields(operation)))
 
-    def exact(x: Any) -> Any:
-        if isinstance(x, tuple):
-            return tuple([exact(y) for y in x])
-        return int(x) if isinstance(x, np.integer) else x
 
-    return type(operation)(*(exact(getattr(operation, x.name)) for x in fields(operation)))
+# NumPy's integers equal Python's: what has been asked for in one has an answer. So does a truth
+# value, but for its type.
+@functools.lru_cache(maxsize=1 << 16, typed=True)
+def _integers(x: Any) -> Any:
+    if isinstance(x, tuple):
+        return tuple([_integers(y) for y in x])
+    return int(x) if isinstance(x, np.integer) else x
 
 
 def _canonical(operation: Operation) -> Any:

@@ -114,6 +114,7 @@ FUNCTIONS: dict[str, Function] = {
     "select": Function(_select, 1, 3),  # which, if it is 0, if it is not
 }
 
+COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 # Of complex numbers, the backends and the rules of differentiation know these alone.
 COMPLEX_FUNCTIONS = frozenset({"add", "sub", "neg", "mul"})
 

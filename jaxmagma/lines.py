@@ -11,6 +11,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxmagma import conditions
 from jaxmagma.conditions import Kind
+from jaxmagma.functions import COMPARISONS
 from jaxmagma.jaxpr import has_own_rule, inner_jaxpr, interpreted, nested
 
 
@@ -35,7 +36,7 @@ _OWN_DERIVATIVE = {
     "qr",
     "svd",
 }
-_COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "eq_to", "le_to", "lt_to"}
+_COMPARISONS = {*COMPARISONS, "eq_to", "le_to", "lt_to"}
 # What JAX makes of tangents that reach a function with a reverse rule.
 _REVERSE_ONLY = "custom_lin"
 

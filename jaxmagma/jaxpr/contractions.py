@@ -39,12 +39,7 @@ def dot_general(reader: Tiles, equation: JaxprEqn, left: Read, right: Read) -> R
 
 
 def reduce_sum(reader: Tiles, equation: JaxprEqn, x: Tile) -> Read:
-    value = x.value
-    for axis in equation.params["axes"]:
-        # Components are added point by point, as they are made.
-        if reader.shape(x)[axis] <= LARGEST_COMPONENT and reader.builder.is_map(value):
-            value = reader.value(reader.components(Tile(value), axis))
     labels = letters(len(reader.shape(x)))
     output = "".join(y for n, y in enumerate(labels) if n not in equation.params["axes"])
     sizes = dict(zip(labels, reader.shape(x), strict=True))
-    return Tile(reader.builder.contract([(value, labels)], output, sizes))
+    return Tile(reader.builder.contract([(x.value, labels)], output, sizes))

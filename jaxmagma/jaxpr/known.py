@@ -1,6 +1,7 @@
 """What is computed while reading: equations of known operands."""
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -49,6 +50,39 @@ def is_pure(equation: JaxprEqn) -> bool:
     return known and not equation.effects and all(map(is_pure, inside(equation)))
 
 
+def _broadcast(x: np.ndarray, shape: Sequence[int], broadcast_dimensions: Sequence[int]) -> Any:
+    own = [1] * len(shape)
+    for axis, extent in zip(broadcast_dimensions, x.shape, strict=True):
+        own[axis] = extent
+    return np.broadcast_to(x.reshape(own), shape)
+
+
+def _iota(dtype: Any, shape: Sequence[int], dimension: int) -> Any:
+    return _broadcast(np.arange(shape[dimension]).astype(dtype), shape, (dimension,))
+
+
+# What NumPy moves as JAX does, which compiles a program for each shape. The rest are parameters.
+_MOVED: dict[str, Callable[..., Any]] = {
+    "broadcast_in_dim": _broadcast,
+    "iota": _iota,
+    "reshape": lambda x, new_sizes: x.reshape(new_sizes),
+    "squeeze": lambda x, dimensions: x.squeeze(tuple(dimensions)),
+    "transpose": lambda x, permutation: x.transpose(permutation),
+}
+
+
+def _moved(equation: JaxprEqn, operands: Sequence[Any]) -> np.ndarray | None:
+    """The result of an equation that moves values, if NumPy says the same."""
+    move = _MOVED.get(equation.primitive.name)
+    # What says that something is as usual.
+    parameters = {name: x for name, x in equation.params.items() if x is not None}
+    if move is None or any(is_extended(jax.typeof(x).dtype) for x in operands):
+        return None
+    if not parameters.keys() <= {*inspect.signature(move).parameters}:
+        return None
+    return np.asarray(move(*map(np.asarray, operands), **parameters))
+
+
 def evaluated(equation: JaxprEqn, operands: Sequence[Any]) -> list[np.ndarray]:
     """The results of an equation of known operands; raises ``Unsupported``."""
     if not is_pure(equation):
@@ -59,6 +93,9 @@ def evaluated(equation: JaxprEqn, operands: Sequence[Any]) -> list[np.ndarray]:
     inner = inner_jaxpr(equation)
     if inner is not None:
         return interpreted(inner, operands, evaluated)
+    moved = _moved(equation, operands)
+    if moved is not None:
+        return [moved]
     with jax.ensure_compile_time_eval():
         found = applied(equation, operands)
         return [x if is_extended(x.dtype) else np.asarray(x) for x in found]

@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr
 
 from jaxmagma import integers
 from jaxmagma.builder import Builder
-from jaxmagma.functions import COMPLEX_FUNCTIONS, evaluate
+from jaxmagma.functions import COMPARISONS, COMPLEX_FUNCTIONS, evaluate
 from jaxmagma.jaxpr.equations import Unsupported
 from jaxmagma.labels import letters, repeated
 
@@ -69,6 +69,11 @@ class Tiles(ABC):
                 )
         if self.dtype.kind == "c" and function not in COMPLEX_FUNCTIONS:
             raise Unsupported(f"{function} of complex numbers is not an operation of a kernel")
+        if function in COMPARISONS:
+            operands = tuple(
+                Tile(self.builder.as_taken_apart(x.value)) if isinstance(x, Tile) else x
+                for x in operands
+            )
         # Ranks are equal, but for scalars; an extent may be one where others are larger.
         shapes = [self.shape(x) for x in operands]
         alike = all(x == shapes[0] for x in shapes)
