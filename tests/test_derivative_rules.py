@@ -234,21 +234,6 @@ def test_a_maximum_is_one_of_its_values_in_every_program(size: int, getkey: GetK
     assert_same(curvature(jm.fuse), curvature(jax.vmap), np.float64)
 
 
-@pytest.mark.parametrize("size", [3, 7, 12])
-def test_a_maximum_equals_one_value_however_that_is_made(size: int, getkey: GetKey) -> None:
-    tables = [normal(getkey(), (n, size)) for n in (5, 4)]
-    x = normal(getkey(), (100, size))
-
-    def equal(x: jax.Array) -> jax.Array:
-        values = [table @ x for table in tables]
-        outer = values[0][:, None] * values[1]
-        of = [values[0] == jnp.max(values[0]), outer == jnp.min(outer), outer == outer[2:3, 1:2]]
-        return jnp.stack([jnp.sum(y).astype(x.dtype) for y in of])
-
-    for apply in (jm.fuse(equal), jax.jit(jm.fuse(equal))):
-        np.testing.assert_array_equal(apply(x), 1)
-
-
 def test_shared_and_integer_arguments(getkey: GetKey) -> None:
     x, y = normal(getkey(), (ELEMENTS, 3)), normal(getkey(), (3,))
     k = jnp.arange(ELEMENTS) % 2

@@ -1,5 +1,6 @@
 """What a jaxpr becomes: the operations of a program, and nothing that costs more than it should."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -138,6 +139,33 @@ def test_the_first_of_the_best_and_of_what_is_not_a_number(function: Callable[..
     array = jnp.asarray(rows, float)
     (found,) = reference.evaluate(read(function, (4,)), array)
     np.testing.assert_array_equal(found, jax.vmap(function)(array))
+
+
+TABLE = np.random.default_rng(0).uniform(-1, 1, (4, 6))
+
+
+@pytest.mark.parametrize(
+    ("function", "count"),
+    [
+        (lambda y: y == jnp.max(y), 1),
+        (lambda y: y < jnp.max(y), 3),
+        (lambda y: jnp.outer(y, y) == jnp.min(jnp.outer(y, y), axis=0)[None], 4),
+        (jax.grad(jnp.max), 1),
+    ],
+)
+def test_a_value_equals_its_components(
+    function: Callable[..., Any], count: int, getkey: GetKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the order of additions: here all sums of products are rounded otherwise."""
+    program = read(lambda x: jnp.sum(function(TABLE @ x).astype(x.dtype)), (6,))
+    einsum, calls = jnp.einsum, itertools.count(1)
+
+    def rounded(*arguments: Any, **parameters: Any) -> jax.Array:
+        return einsum(*arguments, **parameters) * (1 + 1e-9 * next(calls))
+
+    monkeypatch.setattr(jnp, "einsum", rounded)
+    (found,) = reference.evaluate(program, jax.random.normal(getkey(), (50, 6), F64))
+    np.testing.assert_allclose(found, count, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
