@@ -100,6 +100,31 @@ def integrals(points: int, nodes: int) -> Case:
     return function, ((nodes,), ())
 
 
+def stiffness(points: int, nodes: int) -> Case:
+    """An element's matrix, whose two axes are one of the table."""
+    D = table(3, points, nodes)
+
+    def function(J: Any, c: Any) -> Any:
+        return jnp.einsum("dqi,df,q,gf,gqj->ij", D, J, c, J, D)
+
+    return function, ((3, 3), (points,))
+
+
+def tangent(points: int, nodes: int) -> Case:
+    """The matrix of a vector field, as a Hessian; and another one of its energy."""
+    D = table(3, points, nodes)
+
+    def energy(u: Any, J: Any, c: Any) -> Any:
+        g = jnp.einsum("dqi,iv->qvd", D, u) @ J
+        return jnp.sum(c * jnp.einsum("qvd,qdv->q", g, g)) + 0.5 * jnp.sum(g**2)
+
+    def function(J: Any, c: Any) -> Any:
+        first = jax.hessian(energy)(jnp.zeros((nodes, 2)), J, c)
+        return first, jnp.einsum("dqi,q,gqj,dg->ij", D, c**2, D, J @ J.T)
+
+    return function, ((3, 2), (points,))
+
+
 def small_matrices() -> Case:
     """No table at all: an inverse and some products for each element."""
 
@@ -134,6 +159,10 @@ CASES = {
     "twice": twice(19, 14),
     "integrals": integrals(18, 21),
     "integrals of few": integrals(5, 4),
+    "matrices of ten nodes": stiffness(4, 10),
+    "matrices of twenty nodes": stiffness(11, 20),
+    "matrices of few nodes": stiffness(5, 3),
+    "matrices of a vector field": tangent(6, 5),
     "small matrices": small_matrices(),
     "channels": channels(7, "float64"),
     "channels in float32": channels(6, "float32"),
@@ -276,16 +305,21 @@ def test_what_has_no_panels() -> None:
 
 # What of a lane's registers may be in local memory: more than that, and it is known to do without.
 MOST_LOCAL_BYTES = 64
+# Where a lane stores a hundred values and more.
+MOST_OF_MATRICES = 256
 
 
 @pytest.mark.nvrtc
-@pytest.mark.parametrize("name", [x for x in CASES if "diffusion" in x or "elasticity" in x])
+@pytest.mark.parametrize(
+    "name", [x for x in CASES if "diffusion" in x or "elasticity" in x or "nodes" in x]
+)
 def test_registers(name: str) -> None:
     kernel = panels(program_of(CASES[name]), (1000,), "sm_90")
     module = native()
     resources = module.resources(module.compile(kernel.source, "sm_90"))
     assert 0 < resources["registers"] * kernel.attributes["threads"] <= 65536
-    assert resources["local"] <= MOST_LOCAL_BYTES
+    most = MOST_OF_MATRICES if "matrices" in name else MOST_LOCAL_BYTES
+    assert resources["local"] <= most
 
 
 # ---- On a GPU ------------------------------------------------------------------------------------

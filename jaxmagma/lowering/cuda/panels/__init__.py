@@ -5,12 +5,13 @@ between threads. Where dense tables are applied, to many elements that is a prod
 elements are rows of the fragments that tensor cores multiply. From a plan to the kernel there are
 passes, each a function from frozen values to the next::
 
-    fields     the plan as scalar fields along one long axis each
-    schedule   which axis is tiled, and what is computed whole, and in loops over tiles
-    ownership  which values of which elements a lane has
-    layout     where tables stand in shared memory
-    transfers  how operands get to lanes, and results to memory
-    source     the text
+    association  of products of an element's values, so that tables come last
+    fields       the plan as scalar fields along one long axis each
+    schedule     which axis is tiled, and what is computed whole, and in loops over tiles
+    ownership    which values of which elements a lane has
+    layout       where tables stand in shared memory
+    transfers    how operands get to lanes, and results to memory
+    source       the text
 
 The device functions are those of ``cuda/panel.cuh`` and ``cuda/stage.cuh``.
 """
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxmagma.lowering.cuda.architectures import Limits
+from jaxmagma.lowering.cuda.panels.association import associations
 from jaxmagma.lowering.cuda.panels.fields import Fields, Multiply, Unsuitable, fields_of
 from jaxmagma.lowering.cuda.panels.layout import Layout, layout_of
 from jaxmagma.lowering.cuda.panels.ownership import Ownership, ownerships
@@ -98,7 +100,9 @@ def panels_of(plan: Plan, limits: Limits) -> Panels | str:
     if alone is not None and alone.ownership.registers <= _FEW_REGISTERS:
         return alone
     try:
-        fields = fields_of(plan)
+        found = [(x, fields_of(x)) for x in associations(plan)]
+        # An element's matrix can be stored by its rows or by its columns.
+        plan, fields = min(found, key=lambda x: sum(store.stride for store in x[1].stores))
         # Of other numbers than these tensor cores make products that are not as exact.
         if any(isinstance(x, Multiply) for x in fields.fields) and program.dtype == np.float64:
             shared = _best(plan, fields, limits)

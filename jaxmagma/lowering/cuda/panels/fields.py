@@ -9,18 +9,18 @@ Where every tile has a first axis along which nothing is summed or taken apart, 
 that is another axis over elements: an element has so many *rows*, which are computed alike.
 """
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from jaxmagma.lowering.cuda.panels.association import SHORTEST
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange
 from jaxmagma.program import Gather, Place, View
 from jaxmagma.strides import box_of, row_major
 
 
-# Tables shorter than this along an axis have components there.
-_SHORTEST = 4
 # More fields make a kernel that takes minutes to compile.
 MOST_FIELDS = 2000
 
@@ -156,35 +156,60 @@ class Unsuitable(Exception):
     """Why a plan is no fields."""
 
 
+class TwoLong(Unsuitable):
+    """So far: with other axes than these it may be fields."""
+
+
 def fields_of(plan: Plan, apart: bool = False) -> Fields:
     """The fields of a plan, with no long axis if all is taken ``apart``.
 
-    Raises ``Unsuitable`` if some tile is none.
+    Of an element's matrix one axis is taken apart, where the other one is long. Raises
+    ``Unsuitable`` if some tile is no fields.
     """
-    made = _Reading(plan, apart)
+    try:
+        return _fields_along(plan, _LongAxes(plan, apart))
+    except TwoLong:
+        # A table's axes may be those of one tile here, and of another there.
+        alone = _LongAxes(plan, apart, joined=False)
+        for n in (None, *range(len(alone.extents))):
+            with contextlib.suppress(TwoLong):
+                return _fields_along(plan, _LongAxes(plan, apart, joined=False, short=n))
+        raise
+
+
+def _fields_along(plan: Plan, axes: "_LongAxes") -> Fields:
+    made = _Reading(plan, axes)
     return _merged(Fields(made.rows, made.extents, tuple(made.numbers), tuple(made.stores)))
 
 
 # ---- Long axes -----------------------------------------------------------------------------------
 
-# An axis of a tile.
-_Axis = tuple[int, int]
+# An axis of a tile, and the step that reads it there if each one has its own.
+_Axis = tuple[int, ...]
 
 
 class _LongAxes:
-    """Which axes of tiles are one, and long."""
+    """Which axes of tiles are one, and long.
 
-    def __init__(self, plan: Plan, apart: bool) -> None:
+    Those of a table are of one kind wherever it is used, if they are ``joined``. The axis with the
+    number ``short`` would be long and is none.
+    """
+
+    def __init__(
+        self, plan: Plan, apart: bool, joined: bool = True, short: int | None = None
+    ) -> None:
         self._parent: dict[_Axis, _Axis] = {}
         candidates: list[_Axis] = []
         for number, step in plan.numbered_steps():
             if isinstance(step, Product | Rearrange | Pointwise):
                 first: dict[str, _Axis] = {}
                 for tile, labels in (*_terms(step), (number, step.output_labels)):
+                    own = () if joined or plan.tiles[tile].batched else (number,)
                     for axis, label in enumerate(labels):
-                        self._join(first.setdefault(label, (tile, axis)), (tile, axis))
+                        one = (tile, axis, *own)
+                        self._join(first.setdefault(label, one), one)
                 if isinstance(step, Product):
-                    candidates += _of_tables(plan, step)
+                    candidates += [first[x] for x in _of_tables(plan, step)]
             elif isinstance(step, Gather):
                 rank = len(plan.tiles[step.index].shape)
                 for axis in range(rank):
@@ -198,10 +223,12 @@ class _LongAxes:
                     for axis, (start, by, count, position) in enumerate(box or ()):
                         if (start, by, count) == (0, 1, shapes[0][axis]) and position is not None:
                             self._join((whole, axis), (part, position))
-        long = [x for x in candidates if plan.tiles[x[0]].shape[x[1]] >= _SHORTEST and not apart]
+        long = [x for x in candidates if plan.tiles[x[0]].shape[x[1]] >= SHORTEST and not apart]
         roots = dict.fromkeys(map(self._root, long))
+        if short is not None:
+            del roots[list(roots)[short]]
         self._numbers = {root: n for n, root in enumerate(roots)}
-        self.extents = tuple(plan.tiles[tile].shape[axis] for tile, axis in roots)
+        self.extents = tuple(plan.tiles[x[0]].shape[x[1]] for x in roots)
         self._rows = self._of_rows(plan)
         self.rows = plan.tiles[self._rows[0]].shape[self._rows[1]] if self._rows else 1
 
@@ -257,14 +284,13 @@ def _parts(number: int, step: View | Place) -> list[tuple[int, int, int, tuple[i
     return [(number, part, offset, strides) for part, offset, strides in step.pieces]
 
 
-def _of_tables(plan: Plan, step: Product) -> list[_Axis]:
-    """Axes that a table is applied along, or makes."""
+def _of_tables(plan: Plan, step: Product) -> list[str]:
+    """Labels of axes that a table is applied along, or makes."""
     tables = [(x, labels) for x, labels in _terms(step) if not plan.tiles[x].batched]
     if len(tables) != 1:
         return []
-    ((table, labels),) = tables
-    moved = {x for x in labels if x not in step.paired}
-    return [(table, n) for n, x in enumerate(labels) if x in moved]
+    ((_, labels),) = tables
+    return [x for x in labels if x not in step.paired]
 
 
 # ---- Taking apart --------------------------------------------------------------------------------
@@ -276,9 +302,9 @@ _Index = tuple[int, ...]
 class _Reading:
     """Makes the fields of a plan, tile by tile."""
 
-    def __init__(self, plan: Plan, apart: bool) -> None:
+    def __init__(self, plan: Plan, axes: _LongAxes) -> None:
         self.plan = plan
-        self.axes = _LongAxes(plan, apart)
+        self.axes = axes
         self.extents = self.axes.extents
         self.rows = self.axes.rows
         self.numbers: dict[Field, int] = {}  # equal fields are one
@@ -287,7 +313,7 @@ class _Reading:
         for number, step in plan.numbered_steps():
             if not plan.tiles[number].batched:
                 raise Unsuitable("a table is computed")
-            if apart and math.prod(step.shape) > MOST_FIELDS * self.rows:
+            if not self.extents and math.prod(step.shape) > MOST_FIELDS * self.rows:
                 raise Unsuitable("too many fields")
             self._long(number)
             self.parts[number] = dict(self._of_step(number, step))
@@ -305,6 +331,8 @@ class _Reading:
         axes = {self.fields[x].axis for x in operands} - {None}
         if len(axes) > 1:
             raise Unsuitable("a function of fields along different axes")
+        if function in ("add", "mul"):
+            operands = tuple(sorted(operands))  # as they are, nothing changes
         return self.add(Apply(function, operands, next(iter(axes), None)))
 
     def total(self, fields: Iterable[int]) -> int:
@@ -324,7 +352,7 @@ class _Reading:
             if (axis := self.axes.of(tile, n)) is not None
         ]
         if len(found) > 1:
-            raise Unsuitable("a tile has several long axes")
+            raise TwoLong("a tile has several long axes")
         return found[0] if found else None
 
     def _short(self, tile: int) -> list[int]:
@@ -337,13 +365,31 @@ class _Reading:
         shape = self.plan.tiles[tile].shape
         return itertools.product(*(range(shape[n]) for n in self._short(tile)))
 
+    def _of_term(
+        self, tile: int, labels: str, at: Mapping[str, int], long: Mapping[str, int]
+    ) -> int:
+        """The field of a component of what a step reads, which has ``labels``."""
+        index = tuple(at[x] for x in labels if x in at)
+        if self.plan.tiles[tile].batched:
+            return self._read(tile, index)
+        along = [(n, long[x]) for n, x in enumerate(labels) if x in long]
+        if len(along) > 1:
+            raise TwoLong("a table as a field")
+        short = [n for n, x in enumerate(labels) if x in at]
+        return self._loaded(tile, index, short, along[0] if along else None)
+
     def _read(self, tile: int, index: _Index) -> int:
         """The field of a component of a tile."""
         if tile >= len(self.plan.program.inputs):
             return self.parts[tile][index]
-        long = self._long(tile)
+        return self._loaded(tile, index, self._short(tile), self._long(tile))
+
+    def _loaded(
+        self, tile: int, index: _Index, short: list[int], long: tuple[int, int] | None
+    ) -> int:
+        """The field of a component of an operand, whose axes are ``short`` but for the long one."""
         strides = row_major(self.plan.tiles[tile].shape)
-        offset = sum(i * strides[n] for i, n in zip(index, self._short(tile), strict=True))
+        offset = sum(i * strides[n] for i, n in zip(index, short, strict=True))
         constant = self.plan.program.inputs[tile].constant
         if long is None and constant is not None:
             value = float(constant.array.reshape(-1)[offset])
@@ -387,12 +433,13 @@ class _Reading:
                     long[label] = axis
                 elif not self.axes.is_of_rows(tile, n):
                     apart[label] = None
+        apart = {x: None for x in apart if x not in long}
         made = [x for x in step.output_labels if x in apart]
         summed = [x for x in apart if x not in step.output_labels]
         for index in itertools.product(*(range(step.extents[x]) for x in made)):
             at = dict(zip(made, index, strict=True))
             if isinstance(step, Pointwise):
-                operands = [self._read(x, _at(labels, at)) for x, labels in terms]
+                operands = [self._of_term(x, labels, at, long) for x, labels in terms]
                 yield index, self.apply(step.function, *operands)
                 continue
             addends = []
@@ -417,7 +464,7 @@ class _Reading:
                 return self._applied(table, labels, field, others, new[0], over, long, addends)
         made = []
         for at in addends:
-            factors = [self._read(x, _at(labels, at)) for x, labels in terms]
+            factors = [self._of_term(x, labels, at, long) for x, labels in terms]
             made.append(factors[0] if len(factors) == 1 else self.apply("mul", *factors))
         total = self.total(made)
         for label in over:
@@ -446,7 +493,7 @@ class _Reading:
         for at in addends:
             offset = sum(at[x] * stride for x, stride in strides.items() if x not in (row, column))
             tables.append(Table(table, offset, strides[row], strides[column]))
-            fields.append(self._read(field, _at(others, at)))
+            fields.append(self._of_term(field, others, at, long))
         if any(self.fields[x].axis != long[column] for x in fields):
             raise Unsuitable("a table of what is the same everywhere")
         return self.add(Multiply(tuple(tables), tuple(fields), long[row]))
@@ -510,11 +557,6 @@ class _Reading:
                 step.vector, offset, stride, axis, step.index, component, math.prod(components)
             )
             yield index, self.add(load)
-
-
-def _at(labels: str, at: Mapping[str, int]) -> _Index:
-    """The component of a tile with these labels; the others are of long axes, or of rows."""
-    return tuple(at[x] for x in labels if x in at)
 
 
 # ---- Sums of products ----------------------------------------------------------------------------

@@ -6,11 +6,13 @@ added to whole fields by tables again. Whole fields, those along other axes, and
 in registers. What a later loop needs along the tiled axis it computes again, from what is whole.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from jaxmagma.lowering.cuda.panels.fields import (
     Apply,
+    Field,
     Fields,
     Load,
     Multiply,
@@ -47,24 +49,30 @@ class Loop:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The parts of a kernel, one after the other; straight ones stand around loops."""
+    """The parts of a kernel, one after the other; straight ones stand around loops.
+
+    What the parts of the first scope compute whole, those of all know; what those of another
+    compute, is forgotten after it.
+    """
 
     fields: Fields
     tiled: int
-    parts: tuple[Straight | Loop, ...]
+    scopes: tuple[tuple[Straight | Loop, ...], ...]
 
     def __repr__(self) -> str:
         lines = [repr(self.fields)]
-        for part in self.parts:
-            if isinstance(part, Straight):
-                lines.append(f"straight: {_listed(part.fields)}{_stored(part.stores)}")
-            else:
-                lines.append(
-                    f"for tiles of {self.fields.extents[self.tiled]}: "
-                    f"multiply {_listed(part.multiplied)}; apply {_listed(part.points)}; "
-                    f"accumulate {_listed(part.accumulated)}{_stored(part.stores)}"
-                )
+        for number, scope in enumerate(self.scopes):
+            lines += [f"{'  ' * (number > 0)}{self._described(part)}" for part in scope]
         return "\n".join(lines)
+
+    def _described(self, part: Straight | Loop) -> str:
+        if isinstance(part, Straight):
+            return f"straight: {_listed(part.fields)}{_stored(part.stores)}"
+        return (
+            f"for tiles of {self.fields.extents[self.tiled]}: "
+            f"multiply {_listed(part.multiplied)}; apply {_listed(part.points)}; "
+            f"accumulate {_listed(part.accumulated)}{_stored(part.stores)}"
+        )
 
 
 def _listed(fields: tuple[int, ...]) -> str:
@@ -79,8 +87,72 @@ def schedules(fields: Fields) -> Iterator[Schedule]:
     """All schedules there are, one for each axis that can be the tiled one."""
     for tiled in range(max(1, len(fields.extents))):  # with no long axis, all is straight
         levels = _levels(fields, tiled)
-        if levels is not None:
-            yield Schedule(fields, tiled, _parts(fields, tiled, levels))
+        if levels is None:
+            continue
+        groups = _groups(fields, tiled)
+        if len(groups) == 1:
+            scopes = [_parts(fields, tiled, levels, fields.stores)]
+        else:
+            common = _common(fields, tiled, groups)
+            scopes = [_parts(fields, tiled, levels, (), common)]
+            scopes += [_parts(fields, tiled, levels, x, (), common) for x in groups]
+        yield Schedule(fields, tiled, tuple(map(tuple, scopes)))
+
+
+def _groups(fields: Fields, tiled: int) -> list[list[Store]]:
+    """Stores that are done with one group after the other, as the rows of a matrix.
+
+    So what only one group needs is in registers for that time. Stores that share what few need are
+    in one; and all of them are, where two need the same along the tiled axis, which would be
+    computed twice.
+    """
+    groups: dict[int, list[Store]] = {}
+    for store in fields.stores:
+        groups.setdefault(store.field, []).append(store)
+    users: dict[int, list[int]] = {}
+    for group in groups:
+        for x in _needed(fields, [group]):
+            if fields.fields[x].axis is not None and _is_worth_keeping(fields.fields[x]):
+                users.setdefault(x, []).append(group)
+    for x, (first, *others) in users.items():
+        if others and fields.fields[x].axis == tiled:
+            return [list(fields.stores)]
+        if 2 * len(others) < len(groups):
+            one = groups[first]
+            for other in others:
+                if groups[other] is not one:
+                    one += groups[other]
+                    for store in groups[other]:
+                        groups[store.field] = one
+    return list({id(x): x for x in groups.values()}.values())
+
+
+def _is_worth_keeping(field: Field) -> bool:
+    """Whether it is more to make than a load, or a number."""
+    return not isinstance(field, Load | Number)
+
+
+def _common(fields: Fields, tiled: int, groups: list[list[Store]]) -> frozenset[int]:
+    """What several groups need."""
+    counts = Counter(x for stores in groups for x in _needed(fields, _fields_of(stores)))
+    return frozenset(
+        x
+        for x, count in counts.items()
+        if count > 1 and _is_worth_keeping(fields.fields[x]) and fields.fields[x].axis != tiled
+    )
+
+
+def _fields_of(stores: Iterable[Store]) -> list[int]:
+    return [x.field for x in stores]
+
+
+def _needed(fields: Fields, some: Iterable[int], given: Set[int] = frozenset()) -> list[int]:
+    """The fields that some are made of, themselves among them, but those that are given."""
+    needed = set(some)
+    for number in reversed(range(len(fields.fields))):
+        if number in needed and number not in given:
+            needed.update(fields.fields[number].operands)
+    return sorted(needed - given)
 
 
 def _levels(fields: Fields, tiled: int) -> list[int] | None:
@@ -100,24 +172,32 @@ def _levels(fields: Fields, tiled: int) -> list[int] | None:
     return levels
 
 
-def _parts(fields: Fields, tiled: int, levels: list[int]) -> tuple[Straight | Loop, ...]:
-    parts: list[Straight | Loop] = []
-    ends = [n for n in range(len(fields.fields)) if _accumulates(fields, tiled, n)]
-    for level in range(max(levels) + 1):
-        here = [x for x in fields.stores if levels[x.field] == level]
+def _parts(
+    fields: Fields,
+    tiled: int,
+    levels: list[int],
+    stored: Sequence[Store],
+    more: Iterable[int] = (),
+    given: Set[int] = frozenset(),
+) -> Iterator[Straight | Loop]:
+    """What makes some stores, and ``more`` fields that are whole, where some are ``given``."""
+    wanted = [*_fields_of(stored), *more]
+    left = _needed(fields, wanted, given)
+    ends = [n for n in left if _accumulates(fields, tiled, n)]
+    for level in range(max(map(levels.__getitem__, wanted), default=-1) + 1):
+        here = [x for x in stored if levels[x.field] == level]
         whole = tuple(
             n
-            for n, field in enumerate(fields.fields)
-            if field.axis != tiled and levels[n] == level and n not in ends
+            for n in left
+            if fields.fields[n].axis != tiled and levels[n] == level and n not in ends
         )
         stores = tuple(x for x in here if fields.fields[x.field].axis != tiled)
         if whole or stores:
-            parts.append(Straight(whole, stores))
+            yield Straight(whole, stores)
         accumulated = tuple(n for n in ends if levels[n] == level + 1)
         stores = tuple(x for x in here if fields.fields[x.field].axis == tiled)
         if accumulated or stores:
-            parts.append(_loop(fields, tiled, accumulated, stores))
-    return tuple(parts)
+            yield _loop(fields, tiled, accumulated, stores)
 
 
 def _accumulates(fields: Fields, tiled: int, number: int) -> bool:
@@ -150,30 +230,45 @@ def most_values(schedule: Schedule, elements: int) -> int:
     """
     events = list(_events(schedule))
     last: dict[int, int] = {}  # the event that uses a field last
-    for number, (_, used, _) in enumerate(events):
-        last.update(dict.fromkeys(used, number))
+    for number, (made, used, _) in enumerate(events):
+        last.update(dict.fromkeys(used if made is not None else (), number))
     most = 0
     alive: dict[int, int] = {}
-    for number, (made, _, loop) in enumerate(events):
+    for number, (made, used, loop) in enumerate(events):
+        if made is None:  # a scope ends, and has its own fields no more
+            alive = {x: count for x, count in alive.items() if x in used}
+            continue
         alive.update((x, _values_of(schedule, x)) for x in made)
-        tiles = 0 if loop is None else 2 * len(loop.multiplied)
+        tiles = 0 if loop is None else 2 * len(_before_points(schedule, loop))
         points = 0 if loop is None else _peak(schedule, loop)
         most = max(most, elements * (sum(alive.values()) + tiles) + points)
         alive = {x: count for x, count in alive.items() if last.get(x, -1) > number}
     return most
 
 
-def _events(schedule: Schedule) -> Iterator[tuple[tuple[int, ...], set[int], Loop | None]]:
-    """What is made, and what is used, one after the other: whole fields singly, a loop at once."""
+# What is made, and what is used; and in which loop, if any. Where it is not said what is made, a
+# scope ends, and what the first one has made is left.
+_Event = tuple[tuple[int, ...] | None, set[int], Loop | None]
+
+
+def _events(schedule: Schedule) -> Iterator[_Event]:
+    """One after the other: whole fields singly, a loop at once."""
     fields = schedule.fields.fields
-    for part in schedule.parts:
-        if isinstance(part, Straight):
-            yield from (((x,), set(fields[x].operands), None) for x in part.fields)
-            yield (), {x.field for x in part.stores}, None
-        else:
-            inside = (*part.multiplied, *part.points, *part.accumulated)
-            used = {y for x in inside for y in fields[x].operands}
-            yield part.accumulated, used, part
+    outer = {x for part in schedule.scopes[0] for x in _made(part)}
+    for scope in schedule.scopes:
+        for part in scope:
+            if isinstance(part, Straight):
+                yield from (((x,), set(fields[x].operands), None) for x in part.fields)
+                yield (), {x.field for x in part.stores}, None
+            else:
+                inside = (*part.multiplied, *part.points, *part.accumulated)
+                used = {y for x in inside for y in fields[x].operands}
+                yield part.accumulated, used, part
+        yield None, outer, None
+
+
+def _made(part: Straight | Loop) -> tuple[int, ...]:
+    return part.fields if isinstance(part, Straight) else part.accumulated
 
 
 def _values_of(schedule: Schedule, number: int) -> int:
@@ -188,8 +283,14 @@ def _values_of(schedule: Schedule, number: int) -> int:
     return 2 * -(-extent // 8) if accumulates else -(-extent // 4)
 
 
+def _before_points(schedule: Schedule, loop: Loop) -> list[int]:
+    """What is there for all points of a tile: what tables make, and what is loaded."""
+    loads = [x for x in loop.points if isinstance(schedule.fields.fields[x], Load)]
+    return [*loop.multiplied, *loads]
+
+
 def _peak(schedule: Schedule, loop: Loop) -> int:
-    """How many values at one point are there at a time, beyond those that tables made."""
+    """How many values at one point are there at a time, beyond those."""
     last = {}
     for number, x in enumerate(loop.points):
         for operand in schedule.fields.fields[x].operands:
@@ -200,6 +301,8 @@ def _peak(schedule: Schedule, loop: Loop) -> int:
     alive: set[int] = set()
     most = 0
     for number, x in enumerate(loop.points):
+        if isinstance(schedule.fields.fields[x], Load):
+            continue
         alive.add(x)
         most = max(most, len(alive))
         alive = {x for x in alive if last.get(x, -1) > number}

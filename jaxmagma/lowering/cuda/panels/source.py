@@ -168,12 +168,19 @@ class _Printer:
                     text("await_stages<0>();")
                 text("const auto slice = jaxmagma::slice<kPanel>(first, batch.inner);")
                 self._print_places()
-                for part in self.schedule.parts:
-                    if isinstance(part, Straight):
-                        self._print_straight(part)
-                    else:
-                        self._print_loop(part)
+                first, *others = self.schedule.scopes
+                self._print_scope(first)
+                for scope in others:
+                    with text.braces():
+                        self._print_scope(scope)
                 self._print_send()
+
+    def _print_scope(self, scope: Iterable[Straight | Loop]) -> None:
+        for part in scope:
+            if isinstance(part, Straight):
+                self._print_straight(part)
+            else:
+                self._print_loop(part)
 
     def _print_bring(self, first: str, half: str) -> None:
         """Has a warp bring the tiles of a panel to one of its stages."""
