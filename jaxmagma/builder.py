@@ -36,7 +36,7 @@ from jaxmagma.program import (
     renumbered,
 )
 from jaxmagma.pruning import needed
-from jaxmagma.simpler import simpler
+from jaxmagma.simpler import ZERO, simpler
 from jaxmagma.strides import Box, box_of, composed_view, matching_axes, places, row_major
 
 
@@ -204,7 +204,7 @@ class Builder:
     def pointwise(self, function: str, terms: Terms, output: str, sizes: Mapping[str, int]) -> int:
         """A pointwise function whose operands broadcast to ``output``."""
         terms, extents = self._relabelled(terms, output), dict(sizes)
-        found = simpler(self, function, terms, output, extents)
+        found = self._simplified(function, terms, output, extents)
         if found is not None:
             return found
         label = self._stacked_label(terms)
@@ -606,6 +606,33 @@ class Builder:
         return made
 
     # ---- Operations on other operands ------------------------------------------------------------
+
+    def _simplified(
+        self, function: str, terms: list[tuple[int, str]], output: str, sizes: Mapping[str, int]
+    ) -> int | None:
+        """What a function of such operands is, if no operation or a simpler one is enough.
+
+        An operand all of whose entries are one number becomes that number among the terms.
+        """
+        for position, (value, labels) in enumerate(terms):
+            known = self.known(value)
+            if known is not None and known.size > 1 and (known == known.flat[0]).all():
+                terms[position] = self.constant(known.flat[0]), labels[:0]
+        chosen = simpler(self, function, terms)
+        if chosen is None:
+            return None
+        if chosen is ZERO:
+            return self.zero(tuple([sizes[x] for x in output]), self.dtype(terms[0][0]))
+        name, operands = chosen
+        if self.summing and not self._batches(terms) <= self._batches(operands):
+            return None
+        if name is not None:
+            return self.pointwise(name, operands, output, sizes)
+        ((value, labels),) = operands
+        return self.relabel(value, labels, output, sizes)
+
+    def _batches(self, terms: Terms) -> frozenset[int]:
+        return frozenset().union(*(self.batch(x) for x, _ in terms))
 
     def _relabelled(self, terms: Terms, output: str) -> list[tuple[int, str]]:
         """The terms, with transpositions and broadcasts of operands moved into their labels."""

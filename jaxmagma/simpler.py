@@ -4,70 +4,49 @@ A zero counts only where it is one by structure, because nothing was ever put th
 infinity times a zero among values is no zero.
 """
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmagma.program import Map, Terms
+from jaxmagma.program import Input, Map, Operation, Terms
 
-
-if TYPE_CHECKING:
-    from jaxmagma.builder import Builder
 
 # What an operation is instead: a function, or none, of these operands; None if nothing is simpler.
 Simpler = tuple[str | None, Terms] | None
 ZERO: Simpler = ("zero", ())
 
 
-def simpler(
-    builder: "Builder",
-    function: str,
-    terms: list[tuple[int, str]],
-    output: str,
-    sizes: Mapping[str, int],
-) -> int | None:
-    """What a function of such operands is, if no operation or a simpler one is enough.
+class Values(Protocol):
+    """What is known of the values of a program."""
 
-    An operand all of whose entries are one number becomes that number among the terms.
-    """
-    for position, (value, labels) in enumerate(terms):
-        known = builder.known(value)
-        if known is not None and known.size > 1 and (known == known.flat[0]).all():
-            terms[position] = builder.constant(known.flat[0]), labels[:0]
-    chosen = _RULES[function](builder, terms) if function in _RULES else None
-    if chosen is None:
-        return None
-    if chosen is ZERO:
-        return builder.zero(tuple([sizes[x] for x in output]), builder.dtype(terms[0][0]))
-    name, operands = chosen
-    if builder.summing and not _batches(builder, terms) <= _batches(builder, operands):
-        return None
-    if name is not None:
-        return builder.pointwise(name, operands, output, sizes)
-    ((value, labels),) = operands
-    return builder.relabel(value, labels, output, sizes)
+    def known(self, value: int) -> np.ndarray | None: ...
+    def is_zero(self, value: int) -> bool: ...
+    def operation(self, value: int) -> Input | Operation: ...
+    def constant(self, array: np.ndarray) -> int: ...
 
 
-def _batches(builder: "Builder", terms: Terms) -> frozenset[int]:
-    return frozenset().union(*(builder.batch(x) for x, _ in terms))
+def simpler(values: Values, function: str, terms: Terms) -> Simpler:
+    """What a function of such operands is, if no operation or a simpler one is enough."""
+    rule = _RULES.get(function)
+    return None if rule is None else rule(values, terms)
 
 
-def _is_all(builder: "Builder", value: int, number: int) -> bool:
+def _is_all(values: Values, value: int, number: int) -> bool:
     """Whether a value is a constant, all of whose entries are that number."""
-    known = builder.known(value)
+    known = values.known(value)
     return known is not None and bool((known == number).all())
 
 
-def _factor(builder: "Builder", term: tuple[int, str]) -> tuple[np.ndarray, tuple[int, str]] | None:
+def _factor(values: Values, term: tuple[int, str]) -> tuple[np.ndarray, tuple[int, str]] | None:
     """The factor and the rest, if a value is something times a known number."""
     value, labels = term
-    operation = builder.operation(value)
+    operation = values.operation(value)
     if not isinstance(operation, Map) or operation.function != "mul":
         return None
     for (number, _), (x, own) in (operation.terms, operation.terms[::-1]):
-        factor = builder.known(number)
+        factor = values.known(number)
         if factor is not None and not factor.shape and len(own) == len(labels):
             names = dict(zip(operation.output, labels, strict=True))
             return factor, (x, "".join(names[y] for y in own))
@@ -77,27 +56,27 @@ def _factor(builder: "Builder", term: tuple[int, str]) -> tuple[np.ndarray, tupl
 # ---- A rule for each function --------------------------------------------------------------------
 
 
-def _sum(builder: "Builder", terms: Terms) -> Simpler:
+def _sum(values: Values, terms: Terms) -> Simpler:
     left, right = terms
-    if builder.is_zero(left[0]) and builder.is_zero(right[0]):
+    if values.is_zero(left[0]) and values.is_zero(right[0]):
         return ZERO
-    if _is_all(builder, right[0], 0):
+    if _is_all(values, right[0], 0):
         return None, [left]
-    return (None, [right]) if _is_all(builder, left[0], 0) else None
+    return (None, [right]) if _is_all(values, left[0], 0) else None
 
 
-def _difference(builder: "Builder", terms: Terms) -> Simpler:
+def _difference(values: Values, terms: Terms) -> Simpler:
     left, right = terms
-    if builder.is_zero(left[0]):
-        return ZERO if builder.is_zero(right[0]) else ("neg", [right])
-    return (None, [left]) if _is_all(builder, right[0], 0) else None
+    if values.is_zero(left[0]):
+        return ZERO if values.is_zero(right[0]) else ("neg", [right])
+    return (None, [left]) if _is_all(values, right[0], 0) else None
 
 
-def _negative(builder: "Builder", terms: Terms) -> Simpler:
+def _negative(values: Values, terms: Terms) -> Simpler:
     ((value, labels),) = terms
-    if builder.is_zero(value):
+    if values.is_zero(value):
         return ZERO
-    operation = builder.operation(value)
+    operation = values.operation(value)
     if not isinstance(operation, Map) or operation.function != "neg":
         return None
     ((negated, own),) = operation.terms
@@ -105,40 +84,40 @@ def _negative(builder: "Builder", terms: Terms) -> Simpler:
     return None, [(negated, "".join(names[x] for x in own))]
 
 
-def _product(builder: "Builder", terms: Terms) -> Simpler:
+def _product(values: Values, terms: Terms) -> Simpler:
     for one, other in (terms, terms[::-1]):
-        number = builder.known(one[0])
-        if builder.is_zero(one[0]):
+        number = values.known(one[0])
+        if values.is_zero(one[0]):
             return ZERO
         if number is None or number.shape:
             continue
         if number == 1:
             return None, [other]
-        scaled = _factor(builder, other)
+        scaled = _factor(values, other)
         if scaled is not None:
             factor, rest = scaled
             with np.errstate(all="ignore"):
                 product = np.asarray(number * factor)
             if np.isfinite(product) and np.abs(product) >= jnp.finfo(product.dtype).tiny:
-                return "mul", [(builder.constant(product), ""), rest]
+                return "mul", [(values.constant(product), ""), rest]
     return None
 
 
-def _quotient(builder: "Builder", terms: Terms) -> Simpler:
+def _quotient(values: Values, terms: Terms) -> Simpler:
     left, right = terms
-    if builder.is_zero(left[0]):
+    if values.is_zero(left[0]):
         return ZERO
-    return (None, [left]) if _is_all(builder, right[0], 1) else None
+    return (None, [left]) if _is_all(values, right[0], 1) else None
 
 
-def _choice(builder: "Builder", terms: Terms) -> Simpler:
-    which = builder.known(terms[0][0])
+def _choice(values: Values, terms: Terms) -> Simpler:
+    which = values.known(terms[0][0])
     if which is None or which.shape:
         return None
     return None, [terms[2] if which else terms[1]]
 
 
-_RULES: dict[str, Callable[["Builder", Terms], Simpler]] = {
+_RULES: dict[str, Callable[[Values, Terms], Simpler]] = {
     "add": _sum,
     "sub": _difference,
     "neg": _negative,
