@@ -13,7 +13,7 @@ equal operations are one and what is zero by structure is gone (see :mod:`jaxmag
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from jaxmagma.builder import MOST_COMPONENTS, Builder
@@ -36,6 +36,8 @@ from jaxmagma.strides import box_of, row_major
 # Of small matrices at a point, and of how many values at a point there may be.
 _LARGEST_MATRIX = 4
 _MOST_PIECES = 64
+# Of so many values at a point, those of a tensor of two axes, all elements may share a matrix.
+_MOST_APPLIED = 9
 
 
 @remembered
@@ -61,6 +63,7 @@ class _Axes:
             self._join_axes(number, operation)
         self._apart = set(map(self._root, self._apart))  # from here on no axes are joined
         products = [x for _, x in numbered if isinstance(x, Contract)]
+        self._apart -= {x for product in products for x in self._modes(product)}
         for product in products:
             self._small_at_points(product)
         while any([self._small_of_elements(product) for product in products]):
@@ -114,6 +117,20 @@ class _Axes:
         x, y = self._root(x), self._root(y)
         if x != y:
             self._parent[y] = x
+
+    def _modes(self, product: Contract) -> Iterator[tuple[int, int]]:
+        """Axes along which a shared matrix is applied, and too many values were components.
+
+        So the faces of an element, which are a part of it, leave the rest of it a field.
+        """
+        matrices = [labels for x, labels in product.terms if not self.program.batch[x]]
+        applied = {x for labels in matrices for x in labels if x not in product.output}
+        for value, labels in _batched(self.program, product):
+            roots = [self._root((value, axis)) for axis in range(len(labels))]
+            for root in {roots[axis] for axis, label in enumerate(labels) if label in applied}:
+                own = (n for n, x in enumerate(roots) if x == root)
+                if math.prod(self.program.tiles[value][n] for n in own) > _MOST_APPLIED:
+                    yield root
 
     # Small matrices.
 

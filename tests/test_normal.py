@@ -175,6 +175,31 @@ def test_random_rewrites(permutation: list[int], stack: bool, pieces: str) -> No
     assert moves(program) == 0
 
 
+@pytest.mark.parametrize("n", [3, 4, 5])
+@pytest.mark.parametrize("dimension", [2, 3])
+def test_faces_of_an_element_leave_the_rest_a_field(n: int, dimension: int) -> None:
+    """What is taken of a field along an axis with a matrix is no reason to take it all apart."""
+    rng = np.random.default_rng(n)
+    D, lift = rng.uniform(-1, 1, (n, n)), rng.uniform(-1, 1, n)
+    q = rng.uniform(-1, 1, (6, *[n] * dimension, 2))
+    outside = rng.uniform(-1, 1, (6, *[n] * (dimension - 1), 2))
+
+    def flux(q: Any, outside: Any) -> Any:
+        along: Any = [jnp.moveaxis(jnp.tensordot(D, q, (1, a)), 0, a) for a in range(dimension)]
+        jump = lift.reshape(-1, *[1] * dimension) * (outside - q[0] + q[-1])[None]
+        return (
+            jnp.stack([along[0][..., 0] + q[..., 1] ** 2, sum(along[1:], along[0])[..., 1]], -1)
+            + jump
+        )
+
+    program = program_of(flux, q, outside)
+    check(program, (q, outside))
+    normal, _ = normal_form(program)
+    if n**dimension > 9:
+        assert len(normal.operations) <= 40
+    np.testing.assert_allclose(jm.fuse(flux)(q, outside), jax.vmap(flux)(q, outside), rtol=1e-13)
+
+
 # ---- What it is made of --------------------------------------------------------------------------
 
 
