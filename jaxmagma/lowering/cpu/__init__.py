@@ -65,7 +65,7 @@ from jaxmagma.lowering.cpu.places import gathered
 from jaxmagma.lowering.kernel import Declined, Excess, Kernel
 from jaxmagma.lowering.target import Target
 from jaxmagma.plan import Plan, Pointwise, Product
-from jaxmagma.program import Gather
+from jaxmagma.program import Gather, Place
 
 
 TARGET = "jaxmagma_cpu"
@@ -87,6 +87,8 @@ _LEAST_SIDE_OF_XLA = 4
 # Without matrix products, a kernel is faster from so many operations for each value that is read or
 # written: eigenvalues of a matrix are (2 to 3 times), a determinant or a norm is not.
 _LEAST_FLOPS_PER_VALUE = 4
+# XLA puts more of them together in a loop that is slower than a kernel.
+_MOST_PIECES_OF_XLA = 8
 # XLA fuses a product of two matrices per element into one loop if both have fewer values than this,
 # and is 1.3 to 3 times as fast; from there on it calls a routine per element, and is slower.
 _FUSED_VALUES_OF_XLA = 16
@@ -204,7 +206,8 @@ def _no_gain(plan: Plan, elements: int) -> str | None:
     """Why XLA is as fast, or None."""
     steps = [step for number, step in plan.numbered_steps() if plan.tiles[number].batched]
     products = [step for step in steps if isinstance(step, Product)]
-    if not any(_is_matrix_product(plan, step) for step in products) and not _computes_much(plan):
+    has_products = any(_is_matrix_product(plan, step) for step in products)
+    if not (has_products or _computes_much(plan) or _has_many_pieces(plan)):
         return "without a product of matrices it is bound by memory, and XLA's loops are as fast"
     if len(steps) == 1 and _is_one_for_all_elements(plan, products[0]):
         return "it is one matrix product for all elements, and XLA's is as fast"
@@ -225,6 +228,20 @@ def _computes_much(plan: Plan) -> bool:
     results = [plan.tiles[x].size for x in plan.results]
     values = sum(x.size for x in plan.tiles[: len(plan.program.inputs)] if x.batched)
     return plan.flops >= _LEAST_FLOPS_PER_VALUE * (values + sum(results))
+
+
+def _has_many_pieces(plan: Plan) -> bool:
+    """Whether XLA would go through a result once for each few of its pieces.
+
+    The weights of 27 points around a particle are ten times as fast as a kernel.
+    """
+    first = len(plan.program.inputs)
+
+    def pieces(tile: int) -> int:
+        step = plan.steps[tile - first] if tile >= first else None
+        return sum(map(pieces, step.operands)) if isinstance(step, Place) else 1
+
+    return any(pieces(x) > _MOST_PIECES_OF_XLA for x in plan.results)
 
 
 def _is_matrix_product(plan: Plan, step: Product) -> bool:
