@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import product
 
-from benchmarks import fused, programs
+from benchmarks import fused, programs, users
 from benchmarks import workloads as w
 from benchmarks.workloads import Workload
 
@@ -136,6 +136,11 @@ def whole_programs(size: float) -> Iterator[Workload]:
         yield from program.workloads(size)
 
 
+def elsewhere(size: float) -> Iterator[Workload]:
+    """Faces, particles, filters, reactions, small networks: what must not lose by a kernel."""
+    yield from users.every(size)
+
+
 def library(size: float) -> Iterator[Workload]:
     """Work that XLA does well: here the aim is to lose nothing."""
     n = 1 << max(6, (int((size / 8 / 24) ** 0.5)).bit_length() - 1)
@@ -220,6 +225,7 @@ SUITES: dict[str, Callable[[float], Iterator[Workload]]] = {
     "precisions": precisions,
     "applications": applications,
     "programs": whole_programs,
+    "users": elsewhere,
     "library": library,
     "in-cache": in_cache,
     "all": everything,

@@ -1,0 +1,142 @@
+"""Programs from elsewhere than finite elements of high order: what must not lose by ``jm.fuse``.
+
+Faces of elements, particles, filters, reactions, small networks: as their authors write them, with
+one result. Least traffic and flops are counted as in ``programs``; factorisations of small matrices
+and Jacobi's iterations as the operations of the usual algorithm.
+"""
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.workloads import Array, Function, Workload, elements
+
+
+def every(total_bytes: float) -> Iterator[Workload]:
+    """All of them."""
+    for n in (3, 4, 6):
+        yield acoustics(n, total_bytes)
+    yield _workload("kalman/n6", kalman, ((6,), (6, 6), (3,)), 42, 1400, total_bytes)
+    yield _workload("particle-weights/n3", weights, ((3,), (3, 3), (3,)), 81, 640, total_bytes)
+    yield _workload("kinetics/n9", kinetics, ((9,), ()), 9, 1600, total_bytes)
+    yield _workload("network-laplacian/n16", laplacian, ((3,),), 1, 4000, total_bytes)
+    yield _workload("polar/n3", polar, ((3, 3),), 9, 500, total_bytes)
+    yield _workload("attention/n8", attention, ((8, 4),) * 3, 32, 1800, total_bytes)
+    yield _workload("rotation/n8", rotated, ((4,), (8, 3)), 24, 8 * 30 + 12, total_bytes)
+    yield _workload("least-squares/n8", fitted, ((8, 3), (8,)), 3, 280, total_bytes)
+    yield _workload("runge-kutta/n6", integrated, ((6,),), 6, 8 * (72 + 72), total_bytes)
+
+
+def _workload(
+    name: str,
+    element: Function,
+    shapes: tuple[tuple[int, ...], ...],
+    results: int,
+    flops: int,
+    total_bytes: float,
+) -> Workload:
+    """Of so many results of an element."""
+    per_element = 8 * (sum(int(np.prod(x)) for x in shapes) + results)
+    e = elements(total_bytes, per_element)
+    return Workload(
+        name=name,
+        shapes=tuple((e, *shape) for shape in shapes),
+        shared=(False,) * len(shapes),
+        least_bytes=e * per_element,
+        flops=e * flops,
+        element=element,
+        fused=True,
+        leading=False,
+    )
+
+
+def _table(*shape: int) -> Array:
+    return np.random.default_rng(sum(shape)).uniform(-1, 1, shape)
+
+
+def acoustics(n: int, total_bytes: float) -> Workload:
+    """Discontinuous Galerkin on hexahedra: derivatives, and jumps at two faces of an axis."""
+    D, lift = _table(n, n), _table(n)
+
+    def element(q: Array, c: Array, left: Array, right: Array) -> Array:
+        p, v = q[..., 0], q[..., 1:]
+
+        def along(u: Array, axis: int) -> Array:
+            return jnp.moveaxis(jnp.tensordot(D, u, (1, axis)), 0, axis)
+
+        gradient = jnp.stack([along(p, a) for a in range(3)], -1)
+        divergence = along(v[..., 0], 0) + along(v[..., 1], 1) + along(v[..., 2], 2)
+        jumps = lift[:, None, None] * (left - q[0])[None, ..., 0]
+        jumps += lift[::-1, None, None] * (right - q[-1])[None, ..., 0]
+        return jnp.concatenate([(jumps - c**2 * divergence)[..., None], -gradient], -1)
+
+    shapes = ((n, n, n, 4), (n, n, n), (n, n, 4), (n, n, 4))
+    flops = 6 * 2 * n**4 + 10 * n**3
+    return _workload(f"acoustics/n{n}", element, shapes, 4 * n**3, flops, total_bytes)
+
+
+def kalman(x: Array, root: Array, z: Array) -> Array:
+    """A step of a filter of six states of which three are measured."""
+    A, H = _table(6, 6), np.eye(3, 6)
+    P = A @ (root @ root.T) @ A.T + 0.1 * np.eye(6)
+    K = jnp.linalg.solve(H @ P @ H.T + np.eye(3), H @ P).T
+    x = A @ x
+    return jnp.concatenate([x + K @ (z - H @ x), ((np.eye(6) - K @ H) @ P).reshape(-1)])
+
+
+def weights(x: Array, C: Array, v: Array) -> Array:
+    """What a particle gives to the 27 points around it, with quadratic splines."""
+    f = 10 * x - jnp.floor(10 * x - 0.5)
+    w = jnp.stack([0.5 * (1.5 - f) ** 2, 0.75 - (f - 1) ** 2, 0.5 * (f - 0.5) ** 2])
+    products = w[:, None, None, 0] * w[None, :, None, 1] * w[None, None, :, 2]
+    points = np.stack(np.meshgrid(*[np.arange(3.0)] * 3, indexing="ij"), -1)
+    return products[..., None] * (v + jnp.einsum("ij,abcj->abci", C, points - f))
+
+
+def kinetics(y: Array, T: Array) -> Array:
+    """An implicit step of twelve reactions of nine species."""
+    orders = np.round(np.abs(_table(12, 9)))
+
+    def rate(y: Array) -> Array:
+        speeds = jnp.exp(-1 / (1.5 + T)) * jnp.exp(orders @ jnp.log(1.5 + y))
+        return (orders - 0.3).T @ speeds
+
+    return y + jnp.linalg.solve(np.eye(9) - 1e-3 * jax.jacfwd(rate)(y), 1e-3 * rate(y))
+
+
+def laplacian(x: Array) -> Array:
+    """Of a small network."""
+    W = [_table(16, 3), _table(16, 16), _table(1, 16)]
+
+    def network(x: Array) -> Array:
+        return (W[2] @ jnp.tanh(W[1] @ jnp.tanh(W[0] @ x)))[0]
+
+    return jnp.trace(jax.hessian(network)(x))
+
+
+def polar(F: Array) -> Array:
+    """The rotation of a deformation."""
+    U, _, V = jnp.linalg.svd(np.eye(3) + 0.3 * F)
+    return U @ V
+
+
+def attention(q: Array, k: Array, v: Array) -> Array:
+    return jax.nn.softmax(q @ k.T / 2, axis=-1) @ v
+
+
+def rotated(q: Array, v: Array) -> Array:
+    """Vectors by a quaternion."""
+    q = q / jnp.linalg.norm(q)
+    return jax.vmap(lambda v: v + 2 * jnp.cross(q[1:], jnp.cross(q[1:], v) + q[0] * v))(v)
+
+
+def fitted(A: Array, b: Array) -> Array:
+    return jnp.linalg.solve(A.T @ A + np.eye(3), A.T @ b)
+
+
+def integrated(x: Array) -> Array:
+    """Eight steps of a nonlinear system."""
+    A = _table(6, 6)
+    return jax.lax.scan(lambda x, _: (x + 0.1 * jnp.tanh(A @ x), None), x, None, length=8)[0]
