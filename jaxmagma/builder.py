@@ -251,17 +251,48 @@ class Builder:
         """``value[..., k, ...]``."""
         return int(self._part(Builder._index, value, axis, k))
 
-    def as_taken_apart(self, value: int) -> int:
-        """The same, made of its components where some of them have been asked for.
+    def compared(self, values: Sequence[int]) -> list[int]:
+        """Values that a function compares: made of components where others are made of these.
 
         Sums in another order are rounded otherwise, and so a value that is made both ways is not
         equal to its own components.
         """
+        found = list(values)
+        for n, value in enumerate(values):
+            parts = self._taken(value)
+            if parts and self._depends({*values[:n], *values[n + 1 :]}, parts):
+                found[n] = self._as_taken(value)
+        return found
+
+    def _taken(self, value: int) -> set[int]:
+        """The components of a value that have been asked for, and theirs."""
+        found = set()
+        for axis, extent in enumerate(self.tile(value)):
+            for k in range(extent):
+                part = self._parts.get((Builder._index, value, axis, k))
+                if part is not None:
+                    found |= {part, *self._taken(part)}
+        return found
+
+    def _as_taken(self, value: int) -> int:
+        """The same, stacked of its components where some of them have been asked for."""
         for axis, extent in enumerate(self.tile(value)):
             if any((Builder._index, value, axis, k) in self._parts for k in range(extent)):
-                parts = [self.as_taken_apart(self.index(value, axis, k)) for k in range(extent)]
+                parts = [self._as_taken(self.index(value, axis, k)) for k in range(extent)]
                 return self.stack(parts, axis)
         return value
+
+    def _depends(self, values: set[int], others: set[int]) -> bool:
+        """Whether some values are made of others."""
+        seen, left, least = set(values), list(values), min(others)
+        while left:
+            value = left.pop()
+            if value in others:
+                return True
+            more = {x for x in self._values[value].operands if x >= least} - seen
+            seen |= more
+            left += more
+        return False
 
     def slice(self, value: int, axis: int, start: int, step: int, count: int) -> int:
         """``count`` steps along an axis, which may go backwards."""

@@ -70,10 +70,8 @@ class Tiles(ABC):
         if self.dtype.kind == "c" and function not in COMPLEX_FUNCTIONS:
             raise Unsupported(f"{function} of complex numbers is not an operation of a kernel")
         if function in COMPARISONS:
-            operands = tuple(
-                Tile(self.builder.as_taken_apart(x.value)) if isinstance(x, Tile) else x
-                for x in operands
-            )
+            values = iter(self.builder.compared([x.value for x in operands if isinstance(x, Tile)]))
+            operands = tuple(Tile(next(values)) if isinstance(x, Tile) else x for x in operands)
         # Ranks are equal, but for scalars; an extent may be one where others are larger.
         shapes = [self.shape(x) for x in operands]
         alike = all(x == shapes[0] for x in shapes)
