@@ -138,7 +138,8 @@ def whole_programs(size: float) -> Iterator[Workload]:
 
 def elsewhere(size: float) -> Iterator[Workload]:
     """Faces, particles, filters, reactions, small networks: what must not lose by a kernel."""
-    yield from users.every(size)
+    for program in users.every():
+        yield from program.workloads(size)
 
 
 def library(size: float) -> Iterator[Workload]:

@@ -5,58 +5,44 @@ one result. Least traffic and flops are counted as in ``programs``; factorisatio
 and Jacobi's iterations as the operations of the usual algorithm.
 """
 
+import math
 from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.workloads import Array, Function, Workload, elements
+from benchmarks.programs import Program
+from benchmarks.workloads import Array, Function
 
 
-def every(total_bytes: float) -> Iterator[Workload]:
+def every() -> Iterator[Program]:
     """All of them."""
-    for n in (3, 4, 6):
-        yield acoustics(n, total_bytes)
-    yield _workload("kalman/n6", kalman, ((6,), (6, 6), (3,)), 42, 1400, total_bytes)
-    yield _workload("particle-weights/n3", weights, ((3,), (3, 3), (3,)), 81, 640, total_bytes)
-    yield _workload("kinetics/n9", kinetics, ((9,), ()), 9, 1600, total_bytes)
-    yield _workload("network-laplacian/n16", laplacian, ((3,),), 1, 4000, total_bytes)
-    yield _workload("polar/n3", polar, ((3, 3),), 9, 500, total_bytes)
-    yield _workload("attention/n8", attention, ((8, 4),) * 3, 32, 1800, total_bytes)
-    yield _workload("rotation/n8", rotated, ((4,), (8, 3)), 24, 8 * 30 + 12, total_bytes)
-    yield _workload("least-squares/n8", fitted, ((8, 3), (8,)), 3, 280, total_bytes)
-    yield _workload("runge-kutta/n6", integrated, ((6,),), 6, 8 * (72 + 72), total_bytes)
+    yield from map(acoustics, (3, 4, 6))
+    yield _program("kalman/n6", kalman, ((6,), (6, 6), (3,)), 42, 1400)
+    yield _program("particle-weights/n3", weights, ((3,), (3, 3), (3,)), 81, 640)
+    yield _program("kinetics/n9", kinetics, ((9,), ()), 9, 1600)
+    yield _program("network-laplacian/n16", laplacian, ((3,),), 1, 4000)
+    yield _program("polar/n3", polar, ((3, 3),), 9, 500)
+    yield _program("attention/n8", attention, ((8, 4),) * 3, 32, 1800)
+    yield _program("rotation/n8", rotated, ((4,), (8, 3)), 24, 8 * 30 + 12)
+    yield _program("least-squares/n8", fitted, ((8, 3), (8,)), 3, 280)
+    yield _program("runge-kutta/n6", integrated, ((6,),), 6, 8 * (72 + 72))
 
 
-def _workload(
-    name: str,
-    element: Function,
-    shapes: tuple[tuple[int, ...], ...],
-    results: int,
-    flops: int,
-    total_bytes: float,
-) -> Workload:
-    """Of so many results of an element."""
-    per_element = 8 * (sum(int(np.prod(x)) for x in shapes) + results)
-    e = elements(total_bytes, per_element)
-    return Workload(
-        name=name,
-        shapes=tuple((e, *shape) for shape in shapes),
-        shared=(False,) * len(shapes),
-        least_bytes=e * per_element,
-        flops=e * flops,
-        element=element,
-        fused=True,
-        leading=False,
-    )
+def _program(
+    name: str, element: Function, shapes: tuple[tuple[int, ...], ...], results: int, flops: int
+) -> Program:
+    """Of so many results."""
+    values = sum(map(math.prod, shapes)) + results
+    return Program(name, element, shapes, values, flops, others={})
 
 
 def _table(*shape: int) -> Array:
     return np.random.default_rng(sum(shape)).uniform(-1, 1, shape)
 
 
-def acoustics(n: int, total_bytes: float) -> Workload:
+def acoustics(n: int) -> Program:
     """Discontinuous Galerkin on hexahedra: derivatives, and jumps at two faces of an axis."""
     D, lift = _table(n, n), _table(n)
 
@@ -74,7 +60,7 @@ def acoustics(n: int, total_bytes: float) -> Workload:
 
     shapes = ((n, n, n, 4), (n, n, n), (n, n, 4), (n, n, 4))
     flops = 6 * 2 * n**4 + 10 * n**3
-    return _workload(f"acoustics/n{n}", element, shapes, 4 * n**3, flops, total_bytes)
+    return _program(f"acoustics/n{n}", element, shapes, 4 * n**3, flops)
 
 
 def kalman(x: Array, root: Array, z: Array) -> Array:

@@ -69,13 +69,11 @@ class Built:
 class _Known(NamedTuple):
     """What is known of a value.
 
-    ``stack`` is the axis and the tiles of one that is a stack; ``is_map`` says that it is a
-    pointwise function of others, or made of such values.
+    ``stack`` is the axis and the tiles of one that is a stack.
     """
 
     batch: frozenset[int]
     dtype: np.dtype
-    is_map: bool = False
     stack: tuple[int, tuple[int, ...]] | None = None
 
 
@@ -112,10 +110,6 @@ class Builder:
     def is_zero(self, value: int) -> bool:
         """Whether a value is zero by structure: nothing was ever put there."""
         return value in self._zeros
-
-    def is_map(self, value: int) -> bool:
-        """Whether a value is a pointwise function of others, or is made of such values."""
-        return self._known[value].is_map
 
     def is_known(self, value: int) -> bool:
         """Whether a value depends on constants alone."""
@@ -731,11 +725,9 @@ class Builder:
             for x in operands:
                 if x.batch != batch:
                     batch |= x.batch
-            is_map, stack = isinstance(operation, Map), None
-            if isinstance(operation, Place):
-                is_map, stack = all(x.is_map for x in operands), self._stack(operation)
+            stack = self._stack(operation) if isinstance(operation, Place) else None
             self._values.append(operation)
-            self._known.append(_Known(batch, dtype, is_map, stack))
+            self._known.append(_Known(batch, dtype, stack))
             number = self._numbers[key] = len(self._values) - 1
         return number
 

@@ -153,7 +153,7 @@ class _Derivative:
         plainly = linear.intersection(x for line in ruled if line.is_solver for x in line.results)
         for some in cuts:
             known = {*some, *variables(dots)}.difference(linear, own)
-            left = Lines([*own, *directions], lines.lines, dots).given(known)
+            left = Lines(lines.parameters, lines.lines, dots).given(known)
             given = [x for x in _read(left, dots) if x in known]
             rest = Lines([*own, *given, *directions], left, dots, frozenset(plainly))
             if self._is_single(rest, [*primals, *given, *along]):

@@ -81,7 +81,7 @@ class Tile:
 
 
 class _Labelled:
-    """A step whose result has labels, one letter an axis."""
+    """A step whose result has labels, one letter an axis, as have ``terms``: its operands."""
 
     output_labels: str
     sizes: tuple[tuple[str, int], ...]
@@ -114,6 +114,10 @@ class Product(_Labelled):
     @property
     def operands(self) -> tuple[int, ...]:
         return (self.left, self.right)
+
+    @property
+    def terms(self) -> tuple[tuple[int, str], ...]:
+        return ((self.left, self.left_labels), (self.right, self.right_labels))
 
     @cached_property
     def rows(self) -> str:
@@ -156,6 +160,10 @@ class Rearrange(_Labelled):
         return (self.operand,)
 
     @property
+    def terms(self) -> tuple[tuple[int, str], ...]:
+        return ((self.operand, self.labels),)
+
+    @property
     def flops(self) -> int:
         summed = set(self.labels) - set(self.output_labels)
         return math.prod(self.extents.values()) if summed else 0
@@ -173,6 +181,10 @@ class Pointwise(_Labelled):
     labels: tuple[str, ...]
     output_labels: str
     sizes: tuple[tuple[str, int], ...]
+
+    @property
+    def terms(self) -> tuple[tuple[int, str], ...]:
+        return tuple(zip(self.operands, self.labels, strict=True))
 
     @property
     def flops(self) -> int:

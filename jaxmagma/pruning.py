@@ -8,6 +8,7 @@ from jaxmagma.program import ElementProgram, Gather, Input, Operation, renumbere
 
 
 def needed(values: Sequence[Input | Operation], results: set[int]) -> list[int]:
+    """The values that results are made of, themselves among them, in order."""
     needed = set(results)
     for number in reversed(range(len(values))):
         if number in needed:

@@ -707,6 +707,20 @@ def test_declines_what_it_cannot_do() -> None:
     assert isinstance(found, Declined) and "float32, float64" in found.reason
 
 
+def declined_powers(count: int) -> str | None:
+    """Why products of so many of three numbers, each with each, are no kernel, if they are none."""
+    builder = Builder(1)
+    x = builder.input(Input((0,), (3,), np.dtype("float64")))
+    numbers = [builder.index(x, 0, k) for k in range(3)]
+    made = [
+        functools.reduce(lambda a, b: builder.map("mul", a, b), factors)
+        for factors in itertools.product(numbers, repeat=count)
+    ]
+    program = builder.build([Output(builder.stack(made, 0), (0,))]).program
+    found = lower(plan(program), (10000,))
+    return found.reason if isinstance(found, Declined) else None
+
+
 def test_declines_what_does_not_gain() -> None:
     n, e = 6, 1000
     few = "worth a call of their own"
@@ -717,6 +731,8 @@ def test_declines_what_does_not_gain() -> None:
         batched = ["e" in x for x in spec.split("->")[0].split(",")]
         shapes = [(e, *x) if b else x for x, b in zip(shapes, batched, strict=True)]
         assert "bound by memory" in (declined(spec, *shapes) or ""), spec
+    assert "bound by memory" in (declined_powers(1) or "")
+    assert declined_powers(3) is None  # 27 pieces
     one = "one matrix product for all elements"
     assert one in (declined("ij,ej->ei", (n, n), (e, n)) or "")
     assert one in (declined("eij,jk->eik", (e, n, n), (n, n)) or "")

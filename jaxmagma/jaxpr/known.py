@@ -1,7 +1,6 @@
 """What is computed while reading: equations of known operands."""
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,6 +9,7 @@ from jax.extend.core import JaxprEqn
 
 from jaxmagma.jaxpr.calls import CALLS, inner_jaxpr
 from jaxmagma.jaxpr.equations import (
+    Rule,
     Unsupported,
     applied,
     aval,
@@ -17,6 +17,7 @@ from jaxmagma.jaxpr.equations import (
     interpreted,
     is_empty,
     is_extended,
+    nothing,
 )
 from jaxmagma.jaxpr.pointwise import POINTWISE
 from jaxmagma.jaxpr.rules import ELSEWHERE, NESTED, RULES
@@ -61,26 +62,33 @@ def _iota(dtype: Any, shape: Sequence[int], dimension: int) -> Any:
     return _broadcast(np.arange(shape[dimension]).astype(dtype), shape, (dimension,))
 
 
-# What NumPy moves as JAX does, which compiles a program for each shape. The rest are parameters.
-_MOVED: dict[str, Callable[..., Any]] = {
-    "broadcast_in_dim": _broadcast,
-    "iota": _iota,
-    "reshape": lambda x, new_sizes: x.reshape(new_sizes),
-    "squeeze": lambda x, dimensions: x.squeeze(tuple(dimensions)),
-    "transpose": lambda x, permutation: x.transpose(permutation),
+_USUAL = {"sharding": nothing}
+# What NumPy moves as JAX does, which compiles a program for each shape.
+_MOVED: dict[str, Rule] = {
+    "broadcast_in_dim": Rule(_broadcast, ("shape", "broadcast_dimensions"), _USUAL, operands=1),
+    "iota": Rule(_iota, ("dtype", "shape", "dimension"), _USUAL, operands=0),
+    "reshape": Rule(
+        lambda x, new_sizes: x.reshape(new_sizes),
+        ("new_sizes",),
+        _USUAL | {"dimensions": nothing},
+        operands=1,
+    ),
+    "squeeze": Rule(lambda x, dimensions: x.squeeze(tuple(dimensions)), ("dimensions",)),
+    "transpose": Rule(lambda x, permutation: x.transpose(permutation), ("permutation",)),
 }
 
 
 def _moved(equation: JaxprEqn, operands: Sequence[Any]) -> np.ndarray | None:
     """The result of an equation that moves values, if NumPy says the same."""
-    move = _MOVED.get(equation.primitive.name)
-    # What says that something is as usual.
-    parameters = {name: x for name, x in equation.params.items() if x is not None}
-    if move is None or any(is_extended(jax.typeof(x).dtype) for x in operands):
+    rule = _MOVED.get(equation.primitive.name)
+    if rule is None or any(is_extended(jax.typeof(x).dtype) for x in operands):
         return None
-    if not parameters.keys() <= {*inspect.signature(move).parameters}:
+    try:
+        rule.check(equation)
+    except Unsupported:
         return None
-    return np.asarray(move(*map(np.asarray, operands), **parameters))
+    parameters = {key: equation.params[key] for key in rule.heeds}
+    return np.asarray(rule.read(*map(np.asarray, operands), **parameters))
 
 
 def evaluated(equation: JaxprEqn, operands: Sequence[Any]) -> list[np.ndarray]:

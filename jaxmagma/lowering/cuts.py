@@ -42,14 +42,10 @@ def as_program(plan: Plan) -> ElementProgram:
 
 
 def _operation(step: Step) -> Operation:
-    if isinstance(step, Product):
-        terms = ((step.left, step.left_labels), (step.right, step.right_labels))
-        return Contract(terms, step.output_labels, step.sizes)
-    if isinstance(step, Rearrange):
-        return Contract(((step.operand, step.labels),), step.output_labels, step.sizes)
+    if isinstance(step, Product | Rearrange):
+        return Contract(step.terms, step.output_labels, step.sizes)
     if isinstance(step, Pointwise):
-        pairs = tuple(zip(step.operands, step.labels, strict=True))
-        return Map(step.function, pairs, step.output_labels, step.sizes)
+        return Map(step.function, step.terms, step.output_labels, step.sizes)
     return step
 
 

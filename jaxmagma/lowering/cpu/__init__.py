@@ -231,9 +231,9 @@ def _computes_much(plan: Plan) -> bool:
 
 
 def _has_many_pieces(plan: Plan) -> bool:
-    """Whether XLA would go through a result once for each few of its pieces.
+    """Whether a result is put together of so many that XLA's loop for it is slow.
 
-    The weights of 27 points around a particle are ten times as fast as a kernel.
+    So the weights of the 27 points around a particle are a kernel.
     """
     first = len(plan.program.inputs)
 

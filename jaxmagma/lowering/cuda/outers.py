@@ -67,11 +67,10 @@ def _at_hand(sweep: Sweep) -> list[Value]:
 def _ways(sweep: Sweep, term: Accumulation, ready: set[int]) -> Iterable[tuple[int, Outer]]:
     """How a sweep can do a term, by each fibre that it has: how many values it loads for that."""
     step = term.step
-    sides = ((step.left, step.left_labels), (step.right, step.right_labels))
     found = [
         dict(zip(labels, value.labels, strict=True))
         for value in _at_hand(sweep)
-        for tile, labels in sides
+        for tile, labels in step.terms
         if value.tile == tile
     ]
     if sweep.moves and all(move.step is not None for move in sweep.moves):

@@ -33,7 +33,7 @@ from jaxmagma.lowering.cuda.sweeps import (
     live_registers,
     words,
 )
-from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, Step
+from jaxmagma.plan import Plan, Pointwise, Product, Rearrange
 from jaxmagma.program import Gather, Place, View
 
 
@@ -257,7 +257,7 @@ class Scheduler:
                 if self.summed[consumer] or consumer in seen:
                     continue
                 seen.add(consumer)
-                own = next(x for value, x in _operands(step) if value == tile)
+                own = next(x for value, x in step.terms if value == tile)
                 names = dict(zip(own, labels, strict=True))
                 places.append((consumer, "".join(names.get(x, " ") for x in step.output_labels)))
 
@@ -417,7 +417,7 @@ class Scheduler:
                 continue
             names = dict(names)
             missing = []
-            for operand, labels in _operands(step):
+            for operand, labels in step.terms:
                 if operand in sweep.tiles:
                     for label, name in zip(labels, sweep.tiles[operand].labels, strict=True):
                         if names.setdefault(label, name) != name:
@@ -510,7 +510,7 @@ class Scheduler:
         ``names`` says which lines some of its labels are; one other label may be the fibre's.
         """
         extents = step.extents
-        output, operands = step.output_labels, _operands(step)
+        output, operands = step.output_labels, step.terms
         every = dict.fromkeys("".join(labels for _, labels in operands) + output)
         names = names | {x: ALONG for x in every if x not in names}
         if len(set(names.values())) < len(names):
@@ -540,18 +540,8 @@ class Scheduler:
         return True
 
 
-def _operands(step: Step) -> list[tuple[int, str]]:
-    """The operands with their labels."""
-    if isinstance(step, Product):
-        return [(step.left, step.left_labels), (step.right, step.right_labels)]
-    if isinstance(step, Rearrange):
-        return [(step.operand, step.labels)]
-    assert isinstance(step, Pointwise)
-    return list(zip(step.operands, step.labels, strict=True))
-
-
 def _summed(step: Product | Rearrange | Pointwise) -> str:
-    labels = dict.fromkeys("".join(labels for _, labels in _operands(step)))
+    labels = dict.fromkeys("".join(labels for _, labels in step.terms))
     return "".join(x for x in labels if x not in step.output_labels)
 
 

@@ -99,15 +99,18 @@ def panels_of(plan: Plan, limits: Limits) -> Panels | str:
         why = str(reason)
     if alone is not None and alone.ownership.registers <= _FEW_REGISTERS:
         return alone
-    try:
-        found = [(x, fields_of(x)) for x in associations(plan)]
+    found = []
+    for associated in associations(plan):
+        try:
+            found.append((associated, fields_of(associated)))
+        except Unsuitable as reason:
+            why = str(reason)
+    if found:
         # An element's matrix can be stored by its rows or by its columns.
         plan, fields = min(found, key=lambda x: sum(store.stride for store in x[1].stores))
         # Of other numbers than these tensor cores make products that are not as exact.
         if any(isinstance(x, Multiply) for x in fields.fields) and program.dtype == np.float64:
             shared = _best(plan, fields, limits)
-    except Unsuitable as reason:
-        why = str(reason)
     return shared or alone or why
 
 

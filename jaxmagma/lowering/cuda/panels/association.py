@@ -36,8 +36,8 @@ def _rewritten(
     plan: Plan, number: int, step: Product, right: bool
 ) -> Iterator[tuple[Product, Product]]:
     """The product of what a table is applied to, and the table times that: its left operand."""
-    sides = (step.left, step.left_labels), (step.right, step.right_labels)
-    for (side, labels), (other, others) in (sides[::-1], sides) if right else (sides, sides[::-1]):
+    sides = (step.terms[::-1], step.terms) if right else (step.terms, step.terms[::-1])
+    for (side, labels), (other, others) in sides:
         made = _table_and_value(plan, side)
         if made is None:
             continue
@@ -74,13 +74,9 @@ def _table_and_value(
     if tile < first or uses + plan.results.count(tile) > 1:
         return None
     step = plan.steps[tile - first]
-    if isinstance(step, Product):
-        terms = [(step.left, step.left_labels), (step.right, step.right_labels)]
-    elif isinstance(step, Pointwise) and step.function == "mul":
-        terms = list(zip(step.operands, step.labels, strict=True))
-    else:
+    if not (isinstance(step, Product) or (isinstance(step, Pointwise) and step.function == "mul")):
         return None
-    terms.sort(key=lambda x: plan.tiles[x[0]].batched)
+    terms = sorted(step.terms, key=lambda x: plan.tiles[x[0]].batched)
     if [plan.tiles[x].batched for x, _ in terms] != [False, True]:
         return None
     if set(step.output_labels) - {x for _, labels in terms for x in labels}:

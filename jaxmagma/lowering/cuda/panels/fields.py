@@ -12,7 +12,7 @@ that is another axis over elements: an element has so many *rows*, which are com
 import contextlib
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
 from jaxmagma.lowering.cuda.panels.association import SHORTEST
@@ -121,6 +121,14 @@ class Fields:
     fields: tuple[Field, ...]
     stores: tuple[Store, ...]
 
+    def needed(self, some: Iterable[int], given: Set[int] = frozenset()) -> list[int]:
+        """The fields that some are made of, themselves among them, but those that are given."""
+        needed = set(some)
+        for number in reversed(range(len(self.fields))):
+            if number in needed and number not in given:
+                needed.update(self.fields[number].operands)
+        return sorted(needed - given)
+
     def __repr__(self) -> str:
         lines = [f"axes {list(self.extents)}" + (f", {self.rows} rows" if self.rows > 1 else "")]
         for number, field in enumerate(self.fields):
@@ -171,9 +179,10 @@ def fields_of(plan: Plan, apart: bool = False) -> Fields:
     except TwoLong:
         # A table's axes may be those of one tile here, and of another there.
         alone = _LongAxes(plan, apart, joined=False)
-        for n in (None, *range(len(alone.extents))):
+        others = (_LongAxes(plan, apart, False, n) for n in range(len(alone.extents)))
+        for axes in itertools.chain([alone], others):
             with contextlib.suppress(TwoLong):
-                return _fields_along(plan, _LongAxes(plan, apart, joined=False, short=n))
+                return _fields_along(plan, axes)
         raise
 
 
@@ -203,7 +212,7 @@ class _LongAxes:
         for number, step in plan.numbered_steps():
             if isinstance(step, Product | Rearrange | Pointwise):
                 first: dict[str, _Axis] = {}
-                for tile, labels in (*_terms(step), (number, step.output_labels)):
+                for tile, labels in (*step.terms, (number, step.output_labels)):
                     own = () if joined or plan.tiles[tile].batched else (number,)
                     for axis, label in enumerate(labels):
                         one = (tile, axis, *own)
@@ -269,14 +278,6 @@ class _LongAxes:
             self._parent[y] = x
 
 
-def _terms(step: Product | Rearrange | Pointwise) -> list[tuple[int, str]]:
-    if isinstance(step, Product):
-        return [(step.left, step.left_labels), (step.right, step.right_labels)]
-    if isinstance(step, Rearrange):
-        return [(step.operand, step.labels)]
-    return list(zip(step.operands, step.labels, strict=True))
-
-
 def _parts(number: int, step: View | Place) -> list[tuple[int, int, int, tuple[int, ...]]]:
     """The tile that is whole, the one that is part of it, and where."""
     if isinstance(step, View):
@@ -286,7 +287,7 @@ def _parts(number: int, step: View | Place) -> list[tuple[int, int, int, tuple[i
 
 def _of_tables(plan: Plan, step: Product) -> list[str]:
     """Labels of axes that a table is applied along, or makes."""
-    tables = [(x, labels) for x, labels in _terms(step) if not plan.tiles[x].batched]
+    tables = [(x, labels) for x, labels in step.terms if not plan.tiles[x].batched]
     if len(tables) != 1:
         return []
     ((_, labels),) = tables
@@ -423,7 +424,7 @@ class _Reading:
     def _of_labelled(
         self, number: int, step: Product | Rearrange | Pointwise
     ) -> Iterator[tuple[_Index, int]]:
-        terms = _terms(step)
+        terms = step.terms
         long: dict[str, int] = {}
         apart: dict[str, None] = {}  # labels of axes along which tiles are taken apart
         for tile, labels in ((number, step.output_labels), *terms):
@@ -451,7 +452,7 @@ class _Reading:
         self, step: Product | Rearrange, long: Mapping[str, int], addends: list[dict[str, int]]
     ) -> int:
         """The sum over all addends, and over long axes that the output does not have."""
-        terms = _terms(step)
+        terms = step.terms
         over = {x for _, labels in terms for x in labels if x in long} - set(step.output_labels)
         tables = [(x, labels) for x, labels in terms if not self.plan.tiles[x].batched]
         if len(tables) == len(terms):
@@ -587,11 +588,7 @@ def _merged(given: Fields) -> Fields:
 
 def _live(given: Fields) -> Fields:
     """Without fields that nothing needs."""
-    needed = {x.field for x in given.stores}
-    for number in reversed(range(len(given.fields))):
-        if number in needed:
-            needed.update(given.fields[number].operands)
-    order = sorted(needed)
+    order = given.needed(x.field for x in given.stores)
     numbers = {old: new for new, old in enumerate(order)}
 
     def renumbered(field: Field) -> Field:

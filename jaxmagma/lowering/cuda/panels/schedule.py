@@ -111,7 +111,7 @@ def _groups(fields: Fields, tiled: int) -> list[list[Store]]:
         groups.setdefault(store.field, []).append(store)
     users: dict[int, list[int]] = {}
     for group in groups:
-        for x in _needed(fields, [group]):
+        for x in fields.needed([group]):
             if fields.fields[x].axis is not None and _is_worth_keeping(fields.fields[x]):
                 users.setdefault(x, []).append(group)
     for x, (first, *others) in users.items():
@@ -134,7 +134,7 @@ def _is_worth_keeping(field: Field) -> bool:
 
 def _common(fields: Fields, tiled: int, groups: list[list[Store]]) -> frozenset[int]:
     """What several groups need."""
-    counts = Counter(x for stores in groups for x in _needed(fields, _fields_of(stores)))
+    counts = Counter(x for stores in groups for x in fields.needed(_fields_of(stores)))
     return frozenset(
         x
         for x, count in counts.items()
@@ -144,15 +144,6 @@ def _common(fields: Fields, tiled: int, groups: list[list[Store]]) -> frozenset[
 
 def _fields_of(stores: Iterable[Store]) -> list[int]:
     return [x.field for x in stores]
-
-
-def _needed(fields: Fields, some: Iterable[int], given: Set[int] = frozenset()) -> list[int]:
-    """The fields that some are made of, themselves among them, but those that are given."""
-    needed = set(some)
-    for number in reversed(range(len(fields.fields))):
-        if number in needed and number not in given:
-            needed.update(fields.fields[number].operands)
-    return sorted(needed - given)
 
 
 def _levels(fields: Fields, tiled: int) -> list[int] | None:
@@ -182,7 +173,7 @@ def _parts(
 ) -> Iterator[Straight | Loop]:
     """What makes some stores, and ``more`` fields that are whole, where some are ``given``."""
     wanted = [*_fields_of(stored), *more]
-    left = _needed(fields, wanted, given)
+    left = fields.needed(wanted, given)
     ends = [n for n in left if _accumulates(fields, tiled, n)]
     for level in range(max(map(levels.__getitem__, wanted), default=-1) + 1):
         here = [x for x in stored if levels[x.field] == level]
