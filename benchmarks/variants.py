@@ -106,6 +106,10 @@ def compare(task: Task, seconds: float) -> dict[str, tuple[Candidate, Timing]]:
     failed: dict[str, str] = {}
     first: list[jax.Array] | None = None
     for text, one in task.compiled.items():
+        error = one.exception()
+        if error is not None:  # not raised here, where it would keep the arrays
+            failed[text] = repr(error)
+            continue
         try:
             built[text] = one.result()
             executable = built[text][1]
@@ -154,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=0.1, help="for each choice")
     parser.add_argument("--table", type=Path, metavar="FILE", help="add what is faster to it")
     parser.add_argument("--margin", type=float, default=0.01, help="as a part of the time")
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     jax.config.update("jax_enable_x64", True)
     with ThreadPoolExecutor() as executor:
         waiting = list(tasks(args, executor))

@@ -40,7 +40,7 @@ from jaxmagma.lowering.cuda.functors import FUNCTORS
 from jaxmagma.lowering.cuda.gemms import LARGEST_BLOCK
 from jaxmagma.lowering.cuda.locality import ordered
 from jaxmagma.lowering.cuda.locality import planned as planned
-from jaxmagma.lowering.cuda.model import busy, choose, comes_in_rows, wants_rows
+from jaxmagma.lowering.cuda.model import busy, choose, comes_in_rows, wants_panels, wants_rows
 from jaxmagma.lowering.cuda.origins import resolvable
 from jaxmagma.lowering.cuda.panels import Panels, panels_of
 from jaxmagma.lowering.cuda.parameters import Parameters
@@ -97,6 +97,10 @@ def lower(
         rows = _block(ordered(plan, given.middle or "fastest"), asked, limits)
         if isinstance(rows, Block) and rows.streams and (given.stream or comes_in_rows(rows)):
             block = rows
+    if given.panels is None and wants_panels(block):
+        panels = panels_of(_constants_folded(plan), limits)
+        if isinstance(panels, Panels):
+            return _panel_kernel(panels)
     if isinstance(block, Declined):
         return block
     source = Source(block)

@@ -76,6 +76,10 @@ SPLIT_BY_QUADS = 13
 # leave much of a piece empty, and larger ones begin another.
 SIZES_OF_PLANES = range(13, 17)
 PRODUCTS_OF_PLANES = 2
+# Beyond so many stages, values go through shared memory more often than is worth it.
+MOST_STAGES = 5
+# The bytes that memory gives at once.
+SECTOR = 32
 # The copy engine brings operands, unless a warp reads them in so few steps, or a multiprocessor
 # would have fewer groups than these.
 DIRECT_OCTETS = 2
@@ -156,6 +160,25 @@ def comes_in_rows(block: Block) -> bool:
     results = {block.plan.results[out] for out in block.stored}
     every = sum(sizes[x].size for x in moved) + sum(sizes[x].size for x in results)
     return 2 * rows > every and all(x.length >= ROW_VALUES for x in block.streams)
+
+
+def wants_panels(block: Block | Declined) -> bool:
+    """Whether warps had better have elements whole."""
+    if isinstance(block, Declined):
+        return True
+    if len(block.stages) > MOST_STAGES or reads_apart(block):
+        return True
+    gemms = [x for x in block.stages if isinstance(x, Gemm)]
+    return any(not block.plan.tiles[x].batched for gemm in gemms for x in gemm.step.operands)
+
+
+def reads_apart(block: Block) -> bool:
+    """Whether threads have an element each, and access more of it than a sector of memory."""
+    if len(block.stages) > 1 or block.elements < block.threads:
+        return False
+    ends = (*range(len(block.program.inputs)), *block.plan.results)
+    tiles = [block.plan.tiles[x] for x in ends]
+    return max(x.size * x.dtype.itemsize for x in tiles if x.batched) > SECTOR
 
 
 def wants_ahead(block: Block) -> bool:

@@ -6,7 +6,6 @@ them. Tensor cores apply tables that all elements share, to many elements at a t
 first, and the table last.
 """
 
-import itertools
 import math
 from collections.abc import Iterator
 
@@ -27,48 +26,54 @@ def _associated(plan: Plan, right: bool) -> Plan:
     """The table of the right side is last, if either can be."""
     for number, step in plan.numbered_steps():
         if isinstance(step, Product) and all(plan.tiles[x].batched for x in step.operands):
-            for steps in _rewritten(plan, number, step, right):
+            for steps in _rewritten(plan, step, right):
                 return _associated(_with(plan, number, steps), right)
     return plan
 
 
-def _rewritten(
-    plan: Plan, number: int, step: Product, right: bool
-) -> Iterator[tuple[Product, Product]]:
-    """The product of what a table is applied to, and the table times that: its left operand."""
-    sides = (step.terms[::-1], step.terms) if right else (step.terms, step.terms[::-1])
-    for (side, labels), (other, others) in sides:
-        made = _table_and_value(plan, side)
-        if made is None:
-            continue
-        (table, of_table), (value, of_value), output, extents = made
-        # The labels of what makes the side, as those of the product.
-        names = dict(zip(output, labels, strict=True))
-        used = {*labels, *others}
-        fresh = (x for x in letters(26 + len(extents)) if x not in used)
-        names |= {x: next(fresh) for x in extents if x not in names}
-        sizes = {**step.extents, **{names[x]: n for x, n in extents.items()}}
-        of_table = "".join(names[x] for x in of_table)
-        of_value = "".join(names[x] for x in of_value)
-        long = {x for x in of_table if sizes[x] >= SHORTEST}
-        new = long & set(step.output_labels) - set(others) - set(of_value)
-        if not new or not long & set(step.contracted) & set(others):
-            continue
-        wanted = {*of_table, *step.output_labels}
-        kept = "".join(x for x in dict.fromkeys(of_value + others) if x in wanted)
-        if set(of_value + others) - set(kept) - (set(of_value) & set(others)):
-            continue  # a sum of one operand alone
-        inner = _product((value, of_value), (other, others), kept, sizes)
-        yield inner, _product((table, of_table), (number, kept), step.output_labels, sizes)
+# A tile, and the labels of its axes.
+_Term = tuple[int, str]
 
 
-def _table_and_value(
-    plan: Plan, tile: int
-) -> tuple[tuple[int, str], tuple[int, str], str, dict[str, int]] | None:
-    """A table and a value of an element of which a tile is the product, with their labels.
+def _rewritten(plan: Plan, step: Product, right: bool) -> Iterator[list[Product]]:
+    """The products of all that a table is applied to, and the table times that.
 
-    Also says which labels the tile has, and how long they are. It is used but once.
+    What they make has the numbers beyond the plan's tiles.
     """
+    sides = (step.terms[::-1], step.terms) if right else (step.terms, step.terms[::-1])
+    for side, other in sides:
+        sizes = dict(step.extents)
+        found = _table_and_values(plan, side, sizes)
+        if found is None:
+            continue
+        table, values = found
+        terms = [*values, other]
+        long = {x for x in table[1] if sizes[x] >= SHORTEST}
+        new = long & set(step.output_labels) - {x for _, labels in terms for x in labels}
+        if not new or not long & set(step.contracted) & set(other[1]):
+            continue
+        steps: list[Product] = []
+        left = terms[0]
+        for number, term in enumerate(terms[1:], 1):
+            later = {x for _, labels in (table, *terms[number + 1 :]) for x in labels}
+            wanted = later | set(step.output_labels)
+            kept = "".join(x for x in dict.fromkeys(left[1] + term[1]) if x in wanted)
+            if set(left[1] + term[1]) - set(kept) - (set(left[1]) & set(term[1])):
+                break  # a sum of one operand alone
+            steps.append(_product(left, term, kept, sizes))
+            left = len(plan.tiles) + len(steps) - 1, kept
+        else:
+            yield [*steps, _product(table, left, step.output_labels, sizes)]
+
+
+def _table_and_values(
+    plan: Plan, term: _Term, sizes: dict[str, int]
+) -> tuple[_Term, list[_Term]] | None:
+    """A table, and values of an element, of which a term is the product.
+
+    They are used but once. Labels that the term does not have are new, and have ``sizes`` then.
+    """
+    tile, labels = term
     first = len(plan.program.inputs)
     uses = [x for step in plan.steps for x in step.operands].count(tile)
     if tile < first or uses + plan.results.count(tile) > 1:
@@ -76,33 +81,43 @@ def _table_and_value(
     step = plan.steps[tile - first]
     if not (isinstance(step, Product) or (isinstance(step, Pointwise) and step.function == "mul")):
         return None
-    terms = sorted(step.terms, key=lambda x: plan.tiles[x[0]].batched)
-    if [plan.tiles[x].batched for x, _ in terms] != [False, True]:
-        return None
-    if set(step.output_labels) - {x for _, labels in terms for x in labels}:
+    if set(step.output_labels) - {x for _, known in step.terms for x in known}:
         return None  # it is repeated
-    return terms[0], terms[1], step.output_labels, step.extents
+    names = dict(zip(step.output_labels, labels, strict=True))
+    fresh = (x for x in letters(len(sizes) + len(step.extents)) if x not in sizes)
+    names |= {x: next(fresh) for x in step.extents if x not in names}
+    sizes |= {names[x]: n for x, n in step.extents.items()}
+    terms = [(x, "".join(names[y] for y in known)) for x, known in step.terms]
+    for side, other in (terms, terms[::-1]):
+        if plan.tiles[side[0]].batched:
+            found = _table_and_values(plan, side, sizes)
+            if found is not None:
+                table, values = found
+                return table, [*values, other]
+        elif any(sizes[x] >= SHORTEST for x in side[1]):
+            return side, [other]
+    return None
 
 
-def _product(
-    left: tuple[int, str], right: tuple[int, str], output: str, sizes: dict[str, int]
-) -> Product:
+def _product(left: _Term, right: _Term, output: str, sizes: dict[str, int]) -> Product:
     used = sorted({*left[1], *right[1]})
     extents = tuple((x, sizes[x]) for x in used)
     return Product(left[0], right[0], left[1], right[1], output, extents)
 
 
-def _with(plan: Plan, number: int, steps: tuple[Product, Product]) -> Plan:
-    """The plan with two steps in place of one."""
+def _with(plan: Plan, number: int, steps: list[Product]) -> Plan:
+    """The plan with these steps in place of one."""
     made = list(range(len(plan.program.inputs)))
     tiles: list[Tile] = list(plan.tiles[: len(made)])
     new: list[Step] = []
     for n, step in plan.numbered_steps():
-        for one in steps if n == number else (step,):
-            # The second of the two is of the first, which has no number before.
-            numbers = [*made, *itertools.repeat(len(tiles) - 1, len(plan.tiles) - len(made))]
+        here = steps if n == number else [step]
+        # Their own have the numbers beyond the plan's tiles.
+        numbers = [*made, *[-1] * (len(plan.tiles) - len(made))]
+        for one in here:
             moved = renumbered(one, numbers)
             shape = moved.shape if isinstance(moved, Product) else plan.tiles[n].shape
+            numbers.append(len(tiles))
             tiles.append(Tile(shape, plan.tiles[n].dtype, plan.tiles[n].batched))
             new.append(moved)
         made.append(len(tiles) - 1)

@@ -1,7 +1,8 @@
 """How operands get to lanes, and results to memory; and how many warps that leaves room for.
 
-Lanes read what they need where it is, or a warp brings the tiles of its panel to shared memory in
-whole rows of memory, those of its next panel while it works on this one. Results go back so, too.
+A warp brings the tiles of its panel to shared memory in whole rows of memory, those of its next
+panel while it works on this one. Results go back so, too. Where that leaves no room for enough
+warps, the lanes of a quad, who have values side by side, access memory themselves.
 """
 
 from dataclasses import dataclass
@@ -19,8 +20,8 @@ from jaxmagma.plan import Plan
 
 # Warps of a block: with fewer, tables would stand in shared memory more often than need be.
 _WARPS = (4, 6, 8, 12, 16)
-# Of the warps that there is room for without stages, how many there have to be with them.
-_ENOUGH = 0.75
+# More than this part of the most warps that there can be room for is enough.
+_ENOUGH = 0.5
 # That shared memory gives or takes at a time.
 _BYTES = 128
 
@@ -70,18 +71,24 @@ class Transfers:
 def transfers_of(
     plan: Plan, schedule: Schedule, ownership: Ownership, layout: Layout, limits: Limits
 ) -> Transfers | None:
-    """Those with two stages if enough warps have room then, else with one, else with none."""
+    """The first of these of which enough warps have room.
+
+    All in two stages or in one, operands alone, nothing.
+    """
     itemsize = plan.program.dtype.itemsize
     banks = _BYTES // itemsize  # as wide as a value
     read = _staged(_reads(plan, schedule), ownership, banks)
     written = _staged(_writes(plan, schedule), ownership, banks)
+    choices = [(2, read, written), (1, read, written)]
+    if ownership.lanes > 1:  # which read and write whole sectors of memory
+        choices += [(2, read, ()), (0, (), ())]
     found = [
         x
-        for some in ((2, read, written), (1, read, written), (0, (), ()))
+        for some in choices
         if (x := _largest(*some, ownership, layout, itemsize, limits)) is not None
     ]
     most = max((x.warps * x.blocks for x in found), default=0)
-    return next((x for x in found if x.warps * x.blocks >= _ENOUGH * most), None)
+    return next((x for x in found if x.warps * x.blocks > _ENOUGH * most), None)
 
 
 def _largest(
