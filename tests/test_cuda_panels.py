@@ -237,6 +237,30 @@ def test_zeros_of_constants_have_signs(emulated: Path) -> None:
     np.testing.assert_array_equal(np.signbit(found), np.broadcast_to(np.signbit(signs), (5, 3)))
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_zeros_of_tables_times_what_is_not_finite(bad: float, emulated: Path) -> None:
+    """Such a product is NaN, wherever one value of an element is not finite."""
+    T = table(5, 4, 3) * (table(4, 5, 3).reshape(5, 4, 3) > 0.6)
+    T[2, :, 1] = T[:, 3, 2] = 1.5  # where there is none
+    assert np.sum(T == 0) > T.size / 2
+
+    def function(x: Any, y: Any) -> Any:
+        return jnp.einsum("ijk,i,j->k", T, x, -y), jnp.einsum("ijk,i,j->k", T, x + 1, y)
+
+    program = program_of((function, ((5,), (4,))))
+    arrays = arguments(program, (19,))
+    for element in range(9):
+        x, y = sorted(arrays, key=lambda x: -x.shape[1])
+        (x if element < 5 else y)[element, element % 5] = bad
+    x, y = x[:, :, None], y[:, :, None]
+    found = emulate(program, arrays, emulated)
+    for have, (left, right) in zip(found, ((x, -y), (x + 1, y)), strict=True):
+        terms = T * (left * right.swapaxes(1, 2))[..., None]
+        with np.errstate(invalid="ignore"):
+            want = np.sum(terms, (1, 2))
+        np.testing.assert_allclose(have, want, 1e-13, 1e-13)
+
+
 def test_tables_that_are_traced(emulated: Path) -> None:
     def function(B: Any, u: Any) -> Any:
         return jnp.einsum("qi,q->i", B, jnp.tanh(jnp.einsum("qi,i->q", B, u)))

@@ -27,10 +27,15 @@ MOST_FIELDS = 2000
 
 @dataclass(frozen=True)
 class Number:
-    """A value that is known."""
+    """A value that is known; of two zeros that are equal, the ``negative`` one is another."""
 
     value: float
+    negative: bool = False
     axis: None = None
+
+    @staticmethod
+    def of(value: float) -> "Number":
+        return Number(value, math.copysign(1, value) < 0)
 
     @property
     def operands(self) -> tuple[int, ...]:
@@ -394,9 +399,8 @@ class _Reading:
         constant = self.plan.program.inputs[tile].constant
         if long is None and constant is not None:
             value = float(constant.array.reshape(-1)[offset])
-            # Zero equals minus zero, which is another number: that is read from memory.
-            if math.isfinite(value) and (value or math.copysign(1, value) > 0):
-                return self.add(Number(value))
+            if math.isfinite(value):
+                return self.add(Number.of(value))
         stride, axis = (0, None) if long is None else (strides[long[0]], long[1])
         return self.add(Load(tile, offset, stride, axis))
 
@@ -467,13 +471,42 @@ class _Reading:
         for at in addends:
             factors = [self._of_term(x, labels, at, long) for x, labels in terms]
             made.append(factors[0] if len(factors) == 1 else self.apply("mul", *factors))
-        total = self.total(made)
+        total = self.total(self._without_zeros(made))
         for label in over:
             if self.fields[total].axis is None:  # the same everywhere
-                total = self.apply("mul", total, self.add(Number(float(step.extents[label]))))
+                total = self.apply("mul", total, self.add(Number.of(step.extents[label])))
             else:
                 total = self.add(Sum((total,)))
         return total
+
+    def _without_zeros(self, addends: list[int]) -> list[int]:
+        """With fewer products by zero, of which a table may have many.
+
+        They are zero if they are of finite values, and NaN else. So they are as they were if
+        each value of which the other factors are sums and products is multiplied by zero, once.
+        """
+        by_zero = [x for x in addends if self._is_by_zero(x)]
+        values = sorted(set(self._of_values(by_zero)))
+        if len(by_zero) <= len(values):
+            return addends
+        zero = self.add(Number.of(0.0))
+        nan = self.total(self.apply("mul", zero, x) for x in values)
+        return [*(x for x in addends if x not in by_zero), nan]
+
+    def _is_by_zero(self, number: int) -> bool:
+        field = self.fields[number]
+        factors = [self.fields[x] for x in field.operands]
+        known = [x for x in factors if isinstance(x, Number) and x.value == 0]
+        return isinstance(field, Apply) and field.function == "mul" and bool(known)
+
+    def _of_values(self, fields: Iterable[int]) -> Iterator[int]:
+        """The values of which fields are sums and products."""
+        for number in fields:
+            field = self.fields[number]
+            if isinstance(field, Apply) and field.function in ("add", "mul", "neg", "sub"):
+                yield from self._of_values(field.operands)
+            elif not isinstance(field, Number):
+                yield number
 
     def _applied(
         self,
@@ -514,7 +547,7 @@ class _Reading:
                 at = self._inside(number, part, box, index)
                 pieces[at].append(self._read(part, index))
         for index, fields in pieces.items():
-            yield index, self.total(fields) if fields else self.add(Number(0.0))
+            yield index, self.total(fields) if fields else self.add(Number.of(0.0))
 
     def _inside(
         self,
