@@ -139,7 +139,7 @@ CUDA = Space(
         one("middle", None, *get_args(Middle)),
         one("stream", None, True, False),
         one("even_odd", None, False),
-        one("panels", None, True),
+        one("panels", None, True, False),
     )
 )
 

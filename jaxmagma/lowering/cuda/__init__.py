@@ -97,7 +97,8 @@ def lower(
         rows = _block(ordered(plan, given.middle or "fastest"), asked, limits)
         if isinstance(rows, Block) and rows.streams and (given.stream or comes_in_rows(rows)):
             block = rows
-    if given.panels is None and wants_panels(block):
+    # Other parameters are those of a block.
+    if parameters in (None, Parameters()) and wants_panels(block):
         panels = panels_of(_constants_folded(plan), limits)
         if isinstance(panels, Panels):
             return _panel_kernel(panels)
