@@ -260,6 +260,20 @@ def test_zeros_of_tables_times_what_is_not_finite(bad: float, emulated: Path) ->
         np.testing.assert_allclose(have, want, 1e-13, 1e-13)
 
 
+def test_zeros_of_a_table_and_long_products(emulated: Path) -> None:
+    """What a sparse table is applied to is looked at once, however often it is a factor."""
+    T = np.diag(np.arange(1.0, 9.0))
+
+    def function(x: Any) -> Any:
+        for _ in range(40):
+            x = x * x + x
+        return T @ x
+
+    program = program_of((function, ((8,),)))
+    arrays = [np.random.default_rng(5).uniform(-1e-3, 1e-3, (13, 8))]
+    cuda_fused.assert_same(program, arrays, emulate(program, arrays, emulated))
+
+
 def test_tables_that_are_traced(emulated: Path) -> None:
     def function(B: Any, u: Any) -> Any:
         return jnp.einsum("qi,q->i", B, jnp.tanh(jnp.einsum("qi,i->q", B, u)))

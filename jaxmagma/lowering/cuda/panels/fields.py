@@ -474,7 +474,7 @@ class _Reading:
         total = self.total(self._without_zeros(made))
         for label in over:
             if self.fields[total].axis is None:  # the same everywhere
-                total = self.apply("mul", total, self.add(Number.of(step.extents[label])))
+                total = self.apply("mul", total, self.add(Number.of(float(step.extents[label]))))
             else:
                 total = self.add(Sum((total,)))
         return total
@@ -486,11 +486,11 @@ class _Reading:
         each value of which the other factors are sums and products is multiplied by zero, once.
         """
         by_zero = [x for x in addends if self._is_by_zero(x)]
-        values = sorted(set(self._of_values(by_zero)))
+        values = self._values_of(by_zero)
         if len(by_zero) <= len(values):
             return addends
         zero = self.add(Number.of(0.0))
-        nan = self.total(self.apply("mul", zero, x) for x in values)
+        nan = self.total([self.apply("mul", zero, x) for x in values] or [zero])
         return [*(x for x in addends if x not in by_zero), nan]
 
     def _is_by_zero(self, number: int) -> bool:
@@ -499,14 +499,20 @@ class _Reading:
         known = [x for x in factors if isinstance(x, Number) and x.value == 0]
         return isinstance(field, Apply) and field.function == "mul" and bool(known)
 
-    def _of_values(self, fields: Iterable[int]) -> Iterator[int]:
-        """The values of which fields are sums and products."""
-        for number in fields:
+    def _values_of(self, fields: Iterable[int]) -> list[int]:
+        """The values of which fields are sums and products, each once."""
+        left, seen, found = [*fields], set[int](), set[int]()
+        while left:
+            number = left.pop()
             field = self.fields[number]
+            if number in seen:
+                continue
+            seen.add(number)
             if isinstance(field, Apply) and field.function in ("add", "mul", "neg", "sub"):
-                yield from self._of_values(field.operands)
+                left += field.operands
             elif not isinstance(field, Number):
-                yield number
+                found.add(number)
+        return sorted(found)
 
     def _applied(
         self,
