@@ -557,9 +557,9 @@ class Builder:
         old = self.tile(value)
         if old == tile:
             return value
-        stacked = self._known[value].stack is not None
+        stack = self._known[value].stack
         operation = self._values[value]
-        if not stacked and not isinstance(operation, Contract | Map):
+        if stack is None and not isinstance(operation, Contract | Map):
             return self.view(value, 0, row_major(tile), tile)
         if 1 in old:
             part = yield Builder._index, value, old.index(1), 0
@@ -570,8 +570,20 @@ class Builder:
             own = "".join(x for x, extent in zip(labels, tile, strict=True) if extent > 1)
             return self.relabel(value, own, labels, dict(zip(labels, tile, strict=True)))
         groups = matching_axes(old, tile)
-        if stacked:
-            return (yield from self._restacked(value, tile, groups))
+        if stack is not None:
+            axis, tiles = stack
+            with_it = next(before for before, _ in groups if axis in before)
+            # Axes that are not reshaped with that of the stack are those of its tiles.
+            outer = [n for before, shape in groups if before < with_it for n in shape]
+            inner = [n for before, shape in groups if before > with_it for n in shape]
+            stacked = (*outer, *(old[n] for n in with_it), *inner)
+            if stacked == old:
+                return (yield from self._restacked(value, tile, groups))
+            at = len(outer) + axis - with_it[0]
+            parts = []
+            for x in tiles:
+                parts.append((yield Builder._reshape, x, stacked[:at] + stacked[at + 1 :]))
+            return (yield Builder._reshape, self.stack(parts, at), tile)
         if isinstance(operation, Contract | Map) and all(len(x) == 1 for x, _ in groups):
             return (yield from self._split(operation, groups))
         return self.view(value, 0, row_major(tile), tile)

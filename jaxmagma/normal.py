@@ -30,6 +30,7 @@ from jaxmagma.program import (
     renumbered,
 )
 from jaxmagma.pruning import without_tables
+from jaxmagma.reshapes import with_axes_split
 from jaxmagma.strides import box_of, row_major
 
 
@@ -44,7 +45,7 @@ _MOST_APPLIED = 9
 def normal_form(program: ElementProgram) -> tuple[ElementProgram, tuple[int, ...]]:
     """The same function of the same arrays; and which arguments are left."""
     program, kept = without_tables(program)
-    rewritten, arguments = _rewritten(program)
+    rewritten, arguments = _rewritten(with_axes_split(program))
     return rewritten, tuple(kept[n] for n in arguments)
 
 
@@ -64,8 +65,15 @@ class _Axes:
         self._apart = set(map(self._root, self._apart))  # from here on no axes are joined
         products = [x for _, x in numbered if isinstance(x, Contract)]
         self._apart -= {x for product in products for x in self._modes(product)}
+        applied = {
+            axis
+            for number, x in numbered
+            if isinstance(x, Contract)
+            for axis in self._applied(number, x)
+        }
         for product in products:
             self._small_at_points(product)
+            self._apart.update(set(self._small_sums(product)) - applied)
         while any([self._small_of_elements(product) for product in products]):
             pass
 
@@ -132,6 +140,14 @@ class _Axes:
                 if math.prod(self.program.tiles[value][n] for n in own) > _MOST_APPLIED:
                     yield root
 
+    def _applied(self, number: int, product: Contract) -> Iterator[tuple[int, int]]:
+        """Axes along which a shared matrix is applied, or which it makes, however many values."""
+        output = set(product.output)
+        matrices = [set(labels) for x, labels in product.terms if not self.program.batch[x]]
+        applied = {label for labels in matrices if labels - output for label in labels}
+        for value, labels in (*_batched(self.program, product), (number, product.output)):
+            yield from (self._root((value, n)) for n, x in enumerate(labels) if x in applied)
+
     # Small matrices.
 
     def _small_at_points(self, product: Contract) -> None:
@@ -143,6 +159,15 @@ class _Axes:
                 for axis, label in enumerate(labels):
                     if self.program.tiles[value][axis] <= _LARGEST_MATRIX and label not in points:
                         self._apart.add(self._root((value, axis)))
+
+    def _small_sums(self, product: Contract) -> Iterator[tuple[int, int]]:
+        """The axes of a sum at each point, without a matrix."""
+        if len(product.terms) == 1 and product.output:
+            ((value, labels),) = product.terms
+            for axis, label in enumerate(labels):
+                small = self.program.tiles[value][axis] <= _LARGEST_MATRIX
+                if small and label not in product.output:
+                    yield self._root((value, axis))
 
     def _small_of_elements(self, product: Contract) -> bool:
         """A matrix of the element, applied at every point, has no other axes than components."""

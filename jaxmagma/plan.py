@@ -51,6 +51,7 @@ from jaxmagma.program import (
     contraction,
     moved,
 )
+from jaxmagma.strides import row_major
 
 
 # The extent the cost model gives to the batch: any number much larger than a tile.
@@ -199,7 +200,8 @@ Step = Product | Rearrange | Pointwise | View | Place | Gather
 class Plan:
     """A program with its contraction order: ``tiles`` are the inputs, then the result of each step.
 
-    ``results`` gives the tile each output of the program returns.
+    ``results`` gives the tile each output of the program returns, in the order of its values in
+    memory.
     """
 
     program: ElementProgram
@@ -642,9 +644,18 @@ class _Planner:
                 values[number] = self.add(_canonical_pointwise(operation, values))
             else:
                 values[number] = self.add(renumbered(operation, values))
-        results = tuple(values[out.value] for out in self.program.outputs)
+        results = tuple(self._in_memory(values[out.value]) for out in self.program.outputs)
         made = Plan(self.program, tuple(self.tiles), tuple(self.steps), results)
         return made.without_dead_steps()
+
+    def _in_memory(self, tile: int) -> int:
+        """The tile that a reshape of it is in memory: there they are the same."""
+        first = len(self.program.inputs)
+        step = self.steps[tile - first] if tile >= first else None
+        if not isinstance(step, View) or self.tiles[step.operand].size != self.tiles[tile].size:
+            return tile
+        in_order = (step.offset, step.strides) == (0, row_major(step.tile))
+        return self._in_memory(step.operand) if in_order else tile
 
     def add(self, step: Step) -> int:
         number = self.made.setdefault(step, len(self.tiles))

@@ -128,6 +128,23 @@ def hyperelastic(p: int, dtype: Any = "float64") -> ElementProgram:
     return program_of(jax.grad(energy), (p + 1, p + 1, p + 1, 3), (p + 2,) * 3, dtype=dtype)
 
 
+def stretches(p: int, components_last: bool = True, dtype: Any = "float64") -> ElementProgram:
+    """The largest and smallest stretch at every point of a deformation: a long function of it."""
+    b, g = bases(p, dtype)
+
+    def of_point(f: Any) -> Any:
+        values = jnp.linalg.eigvalsh(f.T @ f)
+        return jnp.sqrt(values[..., -1]), jnp.sqrt(jnp.maximum(values[..., 0], 0))
+
+    def of_element(x: Any) -> Any:
+        components = [x[..., i] if components_last else x[i] for i in range(3)]
+        f = jnp.array([_gradient(b, g, x) for x in components])
+        return jax.vmap(of_point, in_axes=2)(f.reshape(3, 3, -1))
+
+    nodes = (p + 1,) * 3
+    return program_of(of_element, (*nodes, 3) if components_last else (3, *nodes), dtype=dtype)
+
+
 def pointwise_algebra(q: int, dtype: Any = "float64") -> ElementProgram:
     """Invariants of 3x3 matrices at points: roots, angles and choices."""
 

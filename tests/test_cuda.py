@@ -24,6 +24,7 @@ from jaxmagma.lowering.cuda import planned
 from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.lowering.target import Target
+from jaxmagma.normal import normal_form
 from jaxmagma.plan import Middle, Plan
 from jaxmagma.program import ElementProgram
 from tests import cuda_fused
@@ -527,6 +528,13 @@ def test_diffusion_with_tables_of_finite_elements(p: int) -> None:
 @pytest.mark.parametrize("p", [1, 2, 3])
 def test_hyperelastic_gradient(p: int) -> None:
     check_fused(cuda_fused.hyperelastic(p), 101)
+
+
+@pytest.mark.parametrize("last", [True, False], ids=["components last", "components first"])
+@pytest.mark.parametrize("p", [1, 3, 4])
+def test_a_long_function_of_vectors(p: int, last: bool) -> None:
+    program, _ = normal_form(cuda_fused.stretches(p, last))
+    check_fused(program, 101, tolerance=4096)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

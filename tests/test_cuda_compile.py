@@ -26,6 +26,7 @@ from jaxmagma.lowering.cuda import lower, planned
 from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.lowering.target import Target
+from jaxmagma.normal import normal_form
 from jaxmagma.program import Constant, ElementProgram, Input, Output
 from tests import cuda_emulator, cuda_fused
 from tests.cuda_programs import (
@@ -683,6 +684,7 @@ FUSED: dict[str, Any] = {
     "diffusion with points at the nodes": lambda: cuda_fused.collocated_diffusion(3),
     "the same, complex": lambda: cuda_fused.collocated_diffusion(2, "complex64"),
     "energy gradient": lambda: cuda_fused.hyperelastic(1),
+    "components of vectors": lambda: normal_form(cuda_fused.stretches(2))[0],
     "algebra at points": lambda: cuda_fused.pointwise_algebra(3),
     "movement": cuda_fused.moving,
     "movement, float32": lambda: cuda_fused.moving("float32"),

@@ -467,8 +467,8 @@ class Encoder:
             code += [kind, self._shared_place.get(number, 0)]
             code += [len(operand.tile), *operand.tile, len(operand.batch), *operand.batch]
         code.append(len(program.outputs))
-        for output, value in zip(program.outputs, self.plan.results, strict=True):
-            shape = self.plan.tiles[value].shape
+        for output in program.outputs:
+            shape = program.tiles[output.value]
             summed = sorted(program.batch[output.value] - set(output.batch))
             code += [len(shape), *shape, len(output.batch), *output.batch, len(summed), *summed]
         for steps in (self.shared_steps, self.steps):

@@ -40,13 +40,21 @@ from jaxmagma.lowering.cuda.functors import FUNCTORS
 from jaxmagma.lowering.cuda.gemms import LARGEST_BLOCK
 from jaxmagma.lowering.cuda.locality import ordered
 from jaxmagma.lowering.cuda.locality import planned as planned
-from jaxmagma.lowering.cuda.model import busy, choose, comes_in_rows, wants_panels, wants_rows
+from jaxmagma.lowering.cuda.model import (
+    busy,
+    choose,
+    comes_in_rows,
+    keeps_more_busy,
+    wants_panels,
+    wants_rows,
+)
 from jaxmagma.lowering.cuda.origins import resolvable
 from jaxmagma.lowering.cuda.panels import Panels, panels_of
 from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.cuda.source import Source
 from jaxmagma.lowering.cuda.source.tiles import Pointer
 from jaxmagma.lowering.cuda.sums import spread
+from jaxmagma.lowering.cuda.vectors import with_vectors
 from jaxmagma.lowering.kernel import Declined, Excess, Kernel
 from jaxmagma.lowering.target import Target
 from jaxmagma.plan import Plan, Pointwise, Product, Step, renumbered
@@ -116,7 +124,20 @@ def lower(
 
 
 def _block(plan: Plan, parameters: Parameters, limits: Limits) -> Block | Declined:
-    joined = with_joined_places(_constants_folded(plan))
+    """Of components as fields by themselves, or as fields of vectors."""
+    apart = _constants_folded(plan)
+    block = _block_of(apart, parameters, limits)
+    vectors = with_vectors(apart)
+    if vectors is apart:
+        return block
+    joined = _block_of(vectors, parameters, limits)
+    if isinstance(block, Block) and isinstance(joined, Block):
+        return joined if keeps_more_busy(joined, block) else block
+    return joined if isinstance(joined, Block) else block
+
+
+def _block_of(plan: Plan, parameters: Parameters, limits: Limits) -> Block | Declined:
+    joined = with_joined_places(plan)
     resolved = resolvable(spread(joined, LARGEST_BLOCK, parameters.accumulate))
     return choose(resolved, parameters, limits)
 

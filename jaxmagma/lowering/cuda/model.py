@@ -172,6 +172,15 @@ def wants_panels(block: Block | Declined) -> bool:
     return any(not block.plan.tiles[x].batched for gemm in gemms for x in gemm.step.operands)
 
 
+def keeps_more_busy(joined: Block, apart: Block) -> bool:
+    """Whether fields of vectors, which have more lines, take no more stages and memory than apart.
+
+    Where they take more, points are no stage by themselves if fields are apart, which saves more.
+    """
+    room, room_apart = (x.elements * x.groups * resident(x) for x in (joined, apart))
+    return len(joined.stages) <= len(apart.stages) and room >= room_apart
+
+
 def reads_apart(block: Block) -> bool:
     """Whether threads have an element each, and access more of it than a sector of memory."""
     if len(block.stages) > 1 or block.elements < block.threads:

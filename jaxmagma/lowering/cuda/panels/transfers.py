@@ -20,8 +20,8 @@ from jaxmagma.plan import Plan
 
 # Warps of a block: with fewer, tables would stand in shared memory more often than need be.
 _WARPS = (4, 6, 8, 12, 16)
-# More than this part of the most warps that there can be room for is enough.
-_ENOUGH = 0.5
+# So many warps of a multiprocessor hide the latency of memory and of tensor cores.
+_ENOUGH = 8
 # That shared memory gives or takes at a time.
 _BYTES = 128
 
@@ -88,7 +88,7 @@ def transfers_of(
         if (x := _largest(*some, ownership, layout, itemsize, limits)) is not None
     ]
     most = max((x.warps * x.blocks for x in found), default=0)
-    return next((x for x in found if x.warps * x.blocks > _ENOUGH * most), None)
+    return next((x for x in found if x.warps * x.blocks >= min(most, _ENOUGH)), None)
 
 
 def _largest(
