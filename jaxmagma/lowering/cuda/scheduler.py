@@ -13,7 +13,7 @@ what a program of pointwise operations alone becomes, however many they are.
 import copy
 import heapq
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from jaxmagma.lowering.cuda.origins import Origin, origin
 from jaxmagma.lowering.cuda.sweeps import (
@@ -276,8 +276,11 @@ class Scheduler:
                 if here or not self._waits(number, sweep.tiles):
                     self._join(sweep, [number])
             self._join_pointwise(sweep)
-            if sweep.single and len(sweep.moves) == before:
-                self._join_neighbour(sweep)
+            if len(sweep.moves) == before:
+                if sweep.single:
+                    self._join_neighbour(sweep)
+                else:
+                    self._join_branch(sweep)
             if len(sweep.moves) == before:
                 return
 
@@ -323,6 +326,38 @@ class Scheduler:
             if self._add_pointwise(sweep, number, step, names):
                 del self.todo[number]
                 return
+
+    def _join_branch(self, sweep: Sweep) -> None:
+        """Lets a product along the same lines join, with the functions that its operand is of."""
+        lines = [sweep.extents[x] for x in sweep.lines]
+        for number, mode in self.modes.items():
+            step = self.todo.get(mode.tile)
+            if number not in self.todo or not isinstance(step, Pointwise):
+                continue
+            labels = dict(zip(mode.tile_labels, step.output_labels, strict=True))
+            own = [labels[x] for x in mode.tile_labels if x != mode.contracted]
+            if [step.extents[x] for x in own] != lines or not (group := self._made_of(mode.tile)):
+                continue
+            names = dict(zip(own, sweep.lines, strict=True))
+            joined = sweep.copy()
+            if self._drawn_in(joined, mode.tile, group, names) and self._joined(joined, [number]):
+                sweep.loads, sweep.moves, sweep.tiles = joined.loads, joined.moves, joined.tiles
+                for made in joined.tiles.keys() & self.todo.keys():
+                    del self.todo[made]
+                return
+
+    def _made_of(self, number: int) -> set[int]:
+        """The pointwise steps that lead from what can be read to this one; none if others do."""
+        group, waiting = {number}, [number]
+        while waiting:
+            for operand in self.todo[waiting.pop()].operands:
+                if self._known(operand) or operand in group:
+                    continue
+                if operand not in self.pointwise or operand not in self.todo:
+                    return set()
+                group.add(operand)
+                waiting.append(operand)
+        return group
 
     def _closure(self, sweep: Sweep) -> list[int]:
         """Pointwise steps that could be done in the sweep, and lead from it or to what does."""
@@ -395,10 +430,15 @@ class Scheduler:
             return False
         return sweep.single or live_registers(self.plan, sweep, self.split) <= self.most
 
-    def _drawn_in(self, sweep: Sweep, number: int, inside: set[int]) -> bool:
-        """Adds a step to the sweep, after those of ``inside`` that it needs."""
+    def _drawn_in(
+        self, sweep: Sweep, number: int, inside: set[int], wanted: Mapping[str, str] | None = None
+    ) -> bool:
+        """Adds a step to the sweep, after those of ``inside`` that it needs.
+
+        Labels of its result may have names that are ``wanted``.
+        """
         # Steps that wait for their operands, with names for labels of their results.
-        waiting: list[tuple[int, dict[str, str]]] = [(number, {})]
+        waiting: list[tuple[int, Mapping[str, str]]] = [(number, wanted or {})]
         while waiting:
             number, names = waiting[-1]
             if number in sweep.tiles:
@@ -430,15 +470,15 @@ class Scheduler:
                 operand, labels = missing[0]
                 below = self.todo[operand]
                 assert not isinstance(below, Place)
-                wanted = {
+                given = {
                     own: names[label]
                     for own, label in zip(below.output_labels, labels, strict=True)
                     if label in names
                 }
                 # Without a line to go by, the order of the steps decides.
-                if not wanted and labels:
+                if not given and labels:
                     return False
-                waiting.append((operand, wanted))
+                waiting.append((operand, given))
                 continue
             if not names and sweep.lines:
                 return False
