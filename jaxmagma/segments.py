@@ -8,16 +8,17 @@ A condition that is the same for all elements is such an equation, with a progra
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
 from jax.extend.core.primitives import convert_element_type_p
 
-from jaxmagma import primitive
+from jaxmagma import integers, primitive
 from jaxmagma.builder import Builder
 from jaxmagma.capacity import can_be_constant, surely_fits, too_large, traced_once
 from jaxmagma.conditions import Kind
@@ -38,6 +39,7 @@ from jaxmagma.jaxpr import (
 from jaxmagma.lines import Line, Lines, Variable, differentiated, inlined
 from jaxmagma.normal import normal_form
 from jaxmagma.plan import one_by_one, plan
+from jaxmagma.precisions import is_narrower
 from jaxmagma.program import Input, Output
 
 
@@ -50,6 +52,45 @@ Operand = Any  # an array, or Gathered
 # ---- Segments ------------------------------------------------------------------------------------
 
 
+class _Use(Enum):
+    """What an array is to a program."""
+
+    VALUE = "a tile"
+    PLACE = "places in a tile"
+    INDEX = "what a global vector is gathered by"
+
+
+@dataclass(frozen=True, eq=False)
+class _Argument:
+    """An array that is an argument of a program, and as what."""
+
+    number: int
+    array: jax.Array
+    dtype: np.dtype
+    limits: integers.Bounds | None  # of integers
+
+    @property
+    def converted(self) -> Callable[[jax.Array], jax.Array]:
+        """The conversion of such arrays by plain JAX; it keeps none of them."""
+        return functools.partial(_as_number, dtype=self.dtype, limits=self.limits)
+
+
+def _as_number(x: jax.Array, dtype: np.dtype, limits: integers.Bounds | None) -> jax.Array:
+    if x.dtype == dtype:
+        return x
+    if limits is not None and not integers.are_in(integers.of_dtype(x.dtype), limits):
+        x = jnp.clip(x, *limits)
+    return x.astype(dtype)
+
+
+def _places(equation: JaxprEqn) -> range:
+    """Which operands of an equation are places in tiles, those beyond which are all alike."""
+    name, count = equation.primitive.name, len(equation.invars)
+    if name in ("dynamic_slice", "dynamic_update_slice"):
+        return range(1 if name == "dynamic_slice" else 2, count)
+    return range(1, 2) if name == "gather" or name.startswith("scatter") else range(0)
+
+
 class _Segment:
     """A program in the making, the lines it is made of, and the arrays that are its arguments."""
 
@@ -59,11 +100,14 @@ class _Segment:
         self._operands: list[Operand] = []
         self._kinds: list[Kind] = []
         self._numbers: dict[int, int] = {}  # of the operands, by identity
-        self._inputs: dict[int, tuple[int, jax.Array]] = {}  # of the program, by identity
+        self._inputs: dict[tuple[int, _Use], _Argument] = {}  # by identity, and what they are to be
 
     def add(self, line: Line, operands: Sequence[Any]) -> list[Any]:
         """The results of a line in the program; raises ``Unsupported``."""
-        read = [self.tile(x) for x in operands]
+        places = _places(line.equation)
+        read = [
+            self.tile(x, _Use.PLACE if n in places else _Use.VALUE) for n, x in enumerate(operands)
+        ]
         results = self.reader.equation(line.equation, read)
         numbers = [
             self._number(x, kind) if isinstance(x, jax.Array | Gathered) else x
@@ -72,13 +116,13 @@ class _Segment:
         self._lines.append((line, numbers))
         return list(results)
 
-    def tile(self, x: Any) -> Any:
+    def tile(self, x: Any, use: _Use = _Use.VALUE) -> Any:
         """An operand as the reader wants it."""
         if isinstance(x, Gathered):
-            vector, index = self._input(x.vector), self._input(x.index, index=True)
-            tables = [self._input(table, index=True) for table in x.tables]
+            vector, index = self._input(x.vector), self._input(x.index, _Use.INDEX)
+            tables = [self._input(table, _Use.INDEX) for table in x.tables]
             return Tile(self.reader.builder.gather(vector, index, tables, x.atomic))
-        return Tile(self._input(x)) if isinstance(x, jax.Array) else x
+        return Tile(self._input(x, use)) if isinstance(x, jax.Array) else x
 
     def _number(self, operand: Operand, kind: Kind) -> "_Number":
         number = self._numbers.setdefault(id(operand), len(self._operands))
@@ -88,17 +132,34 @@ class _Segment:
         self._kinds[number] = max(kind, self._kinds[number])
         return _Number(number)
 
-    def _input(self, array: jax.Array, index: bool = False) -> int:
+    def _input(self, array: jax.Array, use: _Use = _Use.VALUE) -> int:
+        """The number of an array in the program; raises ``Unsupported``."""
+        own = self.reader.dtype
         if is_extended(array.dtype):
-            raise Unsupported(f"an array of {array.dtype} in a program of {self.reader.dtype}")
-        if id(array) not in self._inputs:
-            dtype = np.dtype(array.dtype)
-            own = self.reader.dtype if dtype.kind == "b" else dtype
-            if own != (np.int32 if index else self.reader.dtype):
-                raise Unsupported(f"an array of {dtype} in a program of {self.reader.dtype}")
-            number = self.reader.builder.input(Input((), jnp.shape(array), own))
-            self._inputs[id(array)] = number, array
-        return self._inputs[id(array)][0]
+            raise Unsupported(f"an array of {array.dtype} in a program of {own}")
+        dtype, limits = np.dtype(array.dtype), None
+        if dtype.kind in "iu" and use != _Use.INDEX:
+            limits = integers.of_dtype(dtype)
+            exact = integers.are_exact(limits, own)
+            if use == _Use.PLACE and not exact:
+                # What is beyond all tiles is so when it is nearer.
+                most = integers.largest(own)
+                limits = max(limits[0], -most), min(limits[1], most)
+            elif not exact:
+                raise Unsupported(f"an array of {dtype} in a program of {own}")
+            else:
+                use = _Use.VALUE
+        elif dtype.kind != "b" and dtype != (np.int32 if use == _Use.INDEX else own):
+            if not is_narrower(dtype, own):
+                raise Unsupported(f"an array of {dtype} in a program of {own}")
+        key = id(array), use
+        if key not in self._inputs:
+            made = np.dtype(np.int32) if use == _Use.INDEX else own
+            number = self.reader.builder.input(Input((), jnp.shape(array), made))
+            self._inputs[key] = _Argument(number, array, made, limits)
+            if limits is not None:
+                self.reader.bounded(Tile(number), limits)
+        return self._inputs[key].number
 
     def run(self, results: Sequence[Tile], variables: Sequence[Variable] = ()) -> list[jax.Array]:
         """The values of some tiles, those of ``variables`` of the lines; raises ``TooLarge``."""
@@ -112,12 +173,14 @@ class _Segment:
             reason = too_large(one_by_one(normal)) and too_large(plan(normal))
             if reason:
                 raise TooLarge(reason)
-        arrays = {number: array for number, array in self._inputs.values()}
-        arguments = [arrays[n] for n in built.inputs if n in arrays]
+        own = {x.number: x for x in self._inputs.values()}
+        inputs = [own[n] for n in built.inputs if n in own]
+        arguments = [x.array for x in inputs]
+        conversions = [x.converted for x in inputs]
         dtype = self.reader.dtype
 
         def fused(*arguments: jax.Array) -> list[jax.Array]:
-            typed = (x.astype(dtype) if x.dtype == bool else x for x in arguments)
+            typed = (convert(x) for convert, x in zip(conversions, arguments, strict=True))
             found = dict(zip(values, primitive.apply(built.program, *typed), strict=True))
             return [found[x.value] for x in results]
 
@@ -266,6 +329,8 @@ def evaluate(lines: Lines, operands: Sequence[Operand], single: bool = False) ->
         try:
             if not lines.plainly.isdisjoint(line.results):
                 raise Unsupported("a solver in a derivative")
+            if _is_outside(found):
+                raise Unsupported("arithmetic of integers that operands are")
             if any(isinstance(x, unknown) for x in found):
                 made: Sequence[Any] = segment.add(line, found)
             else:
@@ -333,6 +398,15 @@ def _branched(line: Line, which: Any, *operands: Any) -> list[jax.Array]:
     if not isinstance(which, jax.core.Tracer):
         return branches[int(np.clip(which, 0, len(branches) - 1))](operands)
     return list(jax.lax.switch(which, [lambda *xs, f=f: f(xs) for f in branches], *operands))
+
+
+def _is_outside(operands: Sequence[Any]) -> bool:
+    """Whether a line is of integers that depend on none of the program's values.
+
+    What JAX makes of these is an operand, and splits no program, whatever it is.
+    """
+    arrays = [x for x in operands if isinstance(x, jax.Array)]
+    return all(map(_is_integer, operands)) and any(x.dtype != bool for x in arrays)
 
 
 def _is_integer(x: Any) -> bool:
