@@ -6,8 +6,10 @@ A condition that is the same for all elements is such an equation, with a progra
 """
 
 import functools
+import itertools
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,10 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
 from jax.extend.core.primitives import convert_element_type_p
 
-from jaxmagma import integers, primitive
-from jaxmagma.builder import Builder
+from jaxmagma import calculus, integers, primitive
+from jaxmagma.builder import Builder, Built
 from jaxmagma.capacity import can_be_constant, surely_fits, too_large, traced_once
+from jaxmagma.closed import inside_fuse
 from jaxmagma.conditions import Kind
 from jaxmagma.derivatives import with_rules
 from jaxmagma.fallback import PlainCall, tell
@@ -35,12 +38,14 @@ from jaxmagma.jaxpr import (
     is_empty,
     is_extended,
     is_pure,
+    nested,
 )
-from jaxmagma.lines import Line, Lines, Variable, differentiated, inlined
+from jaxmagma.lines import Line, Lines, Variable, differentiated, inlined, variables
+from jaxmagma.lowering import leaves_to_cpu
 from jaxmagma.normal import normal_form
 from jaxmagma.plan import one_by_one, plan
 from jaxmagma.precisions import is_narrower
-from jaxmagma.program import Input, Output
+from jaxmagma.program import Contract, ElementProgram, Input, Output
 
 
 # The folders whose lines are not the user's.
@@ -138,7 +143,7 @@ class _Segment:
         if is_extended(array.dtype):
             raise Unsupported(f"an array of {array.dtype} in a program of {own}")
         dtype, limits = np.dtype(array.dtype), None
-        if dtype.kind in "iu" and use != _Use.INDEX:
+        if dtype.kind in "iu" and dtype != own and use != _Use.INDEX:
             limits = integers.of_dtype(dtype)
             exact = integers.are_exact(limits, own)
             if use == _Use.PLACE and not exact:
@@ -185,7 +190,9 @@ class _Segment:
             return [found[x.value] for x in results]
 
         ruled = differentiated([line for line, _ in self._lines], variables)
-        if not any(line.has_own_derivative for line in ruled):
+        has_rules = any(line.has_own_derivative for line in ruled)
+        left = bool(variables) and self._is_left_to_cpu(built, normal)
+        if not has_rules and not left:
             return fused(*arguments)
         numbers = {id(x): n for n, x in enumerate(jax.tree.leaves(self._operands))}
         wanted = [numbers[id(x)] for x in arguments]
@@ -195,13 +202,37 @@ class _Segment:
             leaves = jax.tree.leaves(operands)
             return fused(*(leaves[n] for n in wanted))
 
-        return with_rules(
-            fused_of,
-            lambda *values: [jnp.asarray(x, dtype) for x in plain(*values)],
-            self._operands,
-            self._kinds,
-            evaluate,
-        )
+        def plain_of(*operands: jax.Array) -> list[jax.Array]:
+            return [jnp.asarray(x, dtype) for x in plain(*operands)]
+
+        def chosen(*operands: jax.Array) -> list[jax.Array]:
+            made = jax.lax.platform_dependent(*operands, cpu=plain_of, default=fused_of)
+            return list(made)
+
+        own_of = chosen if left else fused_of
+        if not has_rules:
+            return own_of(*self._operands)
+        return with_rules(own_of, plain_of, self._operands, self._kinds, evaluate)
+
+    def _is_left_to_cpu(self, built: Built, normal: ElementProgram) -> bool:
+        """Whether a CPU has no kernel for it, so that there its lines run as they are.
+
+        XLA's version of a program is one of components, and may be slower than what the user wrote.
+        """
+        if any(isinstance(x, Gathered) for x in self._operands) or inside_fuse():
+            return False
+        if not traced_once() or not jax.sharding.get_abstract_mesh().empty:
+            return False  # each call would be compiled; or types have shardings
+        kinds = {id(x): kind for x, kind in zip(self._operands, self._kinds, strict=True)}
+        inputs = {x.number: kinds[id(x.array)] for x in self._inputs.values()}
+        arguments = [n for n in built.inputs if n in inputs]
+        if any(isinstance(x, Contract) and _is_product(x) for x in normal.operations):
+            return False
+        positions = [0 if inputs[n] == Kind.MAPPED else None for n in arguments]
+        if all(x is None for x in positions):
+            return False
+        batched, _ = normal_form(calculus.batch(built.program, positions)[0])
+        return leaves_to_cpu(batched, all(_is_arithmetic(line.equation) for line, _ in self._lines))
 
     def plain(self, variables: Sequence[Variable]) -> list[jax.Array]:
         """The values of variables of the lines, by plain JAX."""
@@ -233,6 +264,37 @@ class _Number:
     """Of an operand of a segment."""
 
     number: int
+
+
+# What XLA makes one loop of that is as fast as any, however many there are.
+_ARITHMETIC = frozenset(
+    """
+    neg abs sign floor ceil round sqrt rsqrt square integer_pow add sub mul div max min clamp
+    eq ne lt le gt ge is_finite not and or xor select_n convert_element_type stop_gradient
+    broadcast_in_dim reshape squeeze transpose rev slice concatenate stack unstack split pad tile
+    copy copy_p add_any custom_jvp_call jit pjit
+    """.split()
+)
+
+
+def _is_arithmetic(equation: JaxprEqn) -> bool:
+    every = [equation, *nested(equation)]
+    return all(x.primitive.name in _ARITHMETIC for x in every)
+
+
+# Of a condition by the platform, whose first branch is for CPUs.
+_BY_PLATFORM = (("cpu",), None)
+
+
+def has_plain_branch(equation: JaxprEqn) -> bool:
+    """Whether it applies a program, but not on a CPU."""
+    return bool(equation.params.get("branches_platforms") == _BY_PLATFORM)
+
+
+def _is_product(contraction: Contract) -> bool:
+    """Whether it may be one of matrices."""
+    used = {x for _, labels in contraction.terms for x in labels}
+    return len(contraction.terms) > 1 and bool(contraction.output) and bool(used - {*contraction.output})
 
 
 class TooLarge(Exception):
@@ -267,6 +329,7 @@ def run(closed: ClosedJaxpr, operands: Sequence[Operand], kinds: Sequence[Kind])
 def evaluate(lines: Lines, operands: Sequence[Operand], single: bool = False) -> list[jax.Array]:
     """The results of lines, as one program if ``single``; where that is none, ``Unsupported``."""
     dtype = _dtype(lines)
+    lines = _in_turns(lines, dtype)
     last_use = {
         x: n for n, line in enumerate(lines.lines) for x in line.operands if isinstance(x, Variable)
     }
@@ -415,16 +478,54 @@ def _is_integer(x: Any) -> bool:
 
 
 def _dtype(lines: Lines) -> Any:
-    """The dtype that most results have; None if they are no floating-point numbers."""
-    avals = [x.aval for line in lines.lines for x in line.results]
-    avals += [x.aval for x in lines.parameters]
-    counts: dict[np.dtype, int] = {}
-    for aval in avals:
-        dtype = getattr(aval, "dtype", np.int32)
-        if jnp.issubdtype(dtype, jnp.inexact):
-            dtype = np.dtype(dtype)
-            counts[dtype] = counts.get(dtype, 0) + 1
-    return max(counts, key=lambda x: counts[x], default=None)
+    """The dtype that most values have; None if there are no floating-point numbers.
+
+    It is no wider one for the sake of a few values: those of a narrower dtype are rounded, but what
+    is wider is left to plain JAX.
+    """
+    unknown = lines.depending(lines.parameters)
+    results = [x for line in lines.lines for x in line.results]
+    moving = [x for x in [*results, *lines.parameters] if x in unknown]
+    # A number of Python's has the dtype of what it meets.
+    strong = [x for x in moving if not getattr(x.aval, "weak_type", False)]
+    for some in (strong, moving, results):
+        counts: dict[np.dtype, int] = {}
+        for x in some:
+            dtype = getattr(x.aval, "dtype", np.int32)
+            if jnp.issubdtype(dtype, jnp.inexact):
+                own = np.dtype(dtype)
+                counts[own] = counts.get(own, 0) + math.prod(x.aval.shape)
+        if counts:
+            return max(counts, key=lambda x: (counts[x], x.itemsize))
+    return None
+
+
+def _in_turns(lines: Lines, dtype: Any) -> Lines:
+    """The same with what is of a dtype that the program has not done together.
+
+    So a program does not end where a value is converted that is needed no more, or later.
+    """
+    if dtype is None or not all(is_pure(x.equation) for x in lines.lines):
+        return lines
+    turns: dict[Variable, int] = {}  # even ones are those of programs
+
+    def is_other(x: Any) -> bool:
+        own = x.aval.dtype if isinstance(x, Variable) else x.dtype
+        other = jnp.issubdtype(own, np.inexact) and own != dtype
+        return bool(other and not is_narrower(own, dtype))
+
+    def turn(line: Line) -> int:
+        last = max((turns.get(x, -1) for x in variables(line.operands)), default=-1)
+        other = any(map(is_other, [*variables(line.operands), *line.results]))
+        found = last + (last % 2 != other)
+        turns.update(dict.fromkeys(line.results, found))
+        return found
+
+    keys = [turn(line) for line in lines.lines]
+    if all(before <= after for before, after in itertools.pairwise(keys)):
+        return lines
+    order = sorted(range(len(keys)), key=lambda n: keys[n])
+    return replace(lines, lines=[lines.lines[n] for n in order])
 
 
 def _as_dtype(array: jax.Array, dtype: Any) -> jax.Array:
