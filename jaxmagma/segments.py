@@ -223,12 +223,13 @@ class _Segment:
             return False
         if not traced_once() or not jax.sharding.get_abstract_mesh().empty:
             return False  # each call would be compiled; or types have shardings
-        kinds = {id(x): kind for x, kind in zip(self._operands, self._kinds, strict=True)}
-        inputs = {x.number: kinds[id(x.array)] for x in self._inputs.values()}
-        arguments = [n for n in built.inputs if n in inputs]
         if any(isinstance(x, Contract) and _is_product(x) for x in normal.operations):
             return False
-        positions = [0 if inputs[n] == Kind.MAPPED else None for n in arguments]
+        kinds = {id(x): kind for x, kind in zip(self._operands, self._kinds, strict=True)}
+        arrays = {x.number: x.array for x in self._inputs.values()}
+        positions = [
+            0 if kinds[id(arrays[n])] == Kind.MAPPED else None for n in built.inputs if n in arrays
+        ]
         if all(x is None for x in positions):
             return False
         batched, _ = normal_form(calculus.batch(built.program, positions)[0])
@@ -478,17 +479,25 @@ def _is_integer(x: Any) -> bool:
 
 
 def _dtype(lines: Lines) -> Any:
-    """The dtype that most values have; None if there are no floating-point numbers.
+    """The dtype that most values are computed in; None if there are no floating-point numbers.
 
     It is no wider one for the sake of a few values: those of a narrower dtype are rounded, but what
     is wider is left to plain JAX.
     """
     unknown = lines.depending(lines.parameters)
     results = [x for line in lines.lines for x in line.results]
+    moved = {
+        x
+        for line in lines.lines
+        if line.equation.primitive.name == "convert_element_type"
+        for x in line.results
+    }
     moving = [x for x in [*results, *lines.parameters] if x in unknown]
     # A number of Python's has the dtype of what it meets.
     strong = [x for x in moving if not getattr(x.aval, "weak_type", False)]
-    for some in (strong, moving, results):
+    made = set(strong).difference(lines.parameters, moved)
+    computed = [x for x in results if x in made]
+    for some in (computed, strong, moving, results):
         counts: dict[np.dtype, int] = {}
         for x in some:
             dtype = getattr(x.aval, "dtype", np.int32)

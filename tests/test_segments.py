@@ -48,17 +48,15 @@ UNSUPPORTED: dict[str, tuple[Function, str, bool]] = {
     "cholesky": (lambda a: jnp.linalg.cholesky(positive(a)), "cholesky", True),
     "solve": (lambda a: jnp.linalg.solve(positive(a), large(a)[0]) * 2, "lu", True),
     "eigenvalues": (lambda a: jnp.linalg.eigvalsh(positive(a)) + a[0, 0], "eigh", True),
-    "at an argmax": (lambda a: large(a).reshape(-1)[jnp.argmax(a)] * a, "25 places", True),
+    "at an argmax": (lambda a: large(a).reshape(-1)[jnp.argmax(large(a))] * a, "25 places", True),
     "fft": (lambda a: jnp.abs(jnp.fft.fft(a @ a)) + 1.0, "complex128", True),
-    "random": (lambda a: a * jax.random.uniform(jax.random.key(a[0, 0].astype(int))), "int", True),
+    "random": (lambda a: a * jax.random.uniform(jax.random.key(a[0, 0].astype(int))), "key", True),
     "integers": (lambda a: a * (jnp.floor(a).astype(int) % 2).astype(a.dtype), "int64", True),
     "bits": (lambda a: a * jax.lax.population_count(a.astype(int)).astype(a.dtype), "int64", True),
     "dynamic slice": (
         lambda a: jax.lax.dynamic_slice(a @ a, (a[0, 0].astype(int), 0), (1, 3)), "int|slice", True
     ),
     "dynamic update": (lambda a: (a @ a).at[a[0, 0].astype(int)].set(1.0) @ a, "int|scatter", True),
-    "mixed precision": (lambda a: (a @ a).astype(np.float32).astype(a.dtype) @ a, "float32", True),
-    "half": (lambda a: (a @ a).astype(jnp.bfloat16).astype(a.dtype) @ a, "bfloat16", True),
     "long scan": (
         lambda a: jax.lax.scan(lambda c, _: (jnp.sin(c @ a), None), a, None, 99)[0], "99|scan", True
     ),
@@ -86,8 +84,7 @@ UNSUPPORTED: dict[str, tuple[Function, str, bool]] = {
     ),
     "largest at a place": (lambda a: a.at[0].max(0.5) @ a, "scatter", True),
     "many values at places": (lambda a: jnp.zeros((9, 9)).at[:3, :3].set(a) * 2, "81 values", True),
-    "half of a place": (lambda a: a * (jnp.argmax(a) // 2).astype(a.dtype), "int", True),
-    "mean of truth values": (lambda a: jnp.mean(a > 0) * a @ a, "float32|float64", True),
+    "wider": (lambda a: (a @ a).astype(np.complex128).real @ a, "complex128", True),
     "callback": (
         lambda a: jax.pure_callback(np.sin, a, a, vmap_method="expand_dims") @ a, "callback", False
     ),
@@ -102,16 +99,14 @@ def matrices(getkey: GetKey) -> jax.Array:
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_result_and_gradient_are_those_of_vmap(name: str, matrices: jax.Array) -> None:
     function, _, differentiable = UNSUPPORTED[name]
-    # Mixed precision rounds at the lower one.
-    tolerance = {"half": 1e-2, "mixed precision": 1e-6}.get(name, 1e-10)
     found, expected = (jax.jit(f(function))(matrices) for f in (jm.fuse, jax.vmap))
-    assert_close(found, expected, tolerance)
+    assert_close(found, expected, 1e-10)
     if differentiable:
         found, expected = (
             jax.jit(jax.grad(lambda a, f=f: jnp.sum(jnp.sin(f(function)(a)))))(matrices)
             for f in (jm.fuse, jax.vmap)
         )
-        assert_close(found, expected, tolerance)
+        assert_close(found, expected, 1e-10)
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
