@@ -178,8 +178,8 @@ class _Segment:
             reason = too_large(one_by_one(normal)) and too_large(plan(normal))
             if reason:
                 raise TooLarge(reason)
-        own = {x.number: x for x in self._inputs.values()}
-        inputs = [own[n] for n in built.inputs if n in own]
+        given = {x.number: x for x in self._inputs.values()}
+        inputs = [given[n] for n in built.inputs if n in given]
         arguments = [x.array for x in inputs]
         conversions = [x.converted for x in inputs]
         dtype = self.reader.dtype
@@ -205,14 +205,24 @@ class _Segment:
         def plain_of(*operands: jax.Array) -> list[jax.Array]:
             return [jnp.asarray(x, dtype) for x in plain(*operands)]
 
-        def chosen(*operands: jax.Array) -> list[jax.Array]:
-            made = jax.lax.platform_dependent(*operands, cpu=plain_of, default=fused_of)
-            return list(made)
+        if not left:
+            return with_rules(fused_of, plain_of, self._operands, self._kinds, evaluate)
+        # Each has the dtypes of JAX, so that what the user wrote has no conversions.
+        own = [x.aval.dtype for x in variables]
 
-        own_of = chosen if left else fused_of
+        def typed(*operands: jax.Array) -> list[jax.Array]:
+            return [_as_dtype(*x) for x in zip(fused_of(*operands), own, strict=True)]
+
+        def chosen(*operands: jax.Array) -> list[jax.Array]:
+            return list(jax.lax.platform_dependent(*operands, cpu=plain, default=typed))
+
         if not has_rules:
-            return own_of(*self._operands)
-        return with_rules(own_of, plain_of, self._operands, self._kinds, evaluate)
+            return chosen(*self._operands)
+
+        def numbers_of(*operands: jax.Array) -> list[jax.Array]:
+            return [jnp.asarray(x, dtype) for x in chosen(*operands)]
+
+        return with_rules(numbers_of, plain_of, self._operands, self._kinds, evaluate)
 
     def _is_left_to_cpu(self, built: Built, normal: ElementProgram) -> bool:
         """Whether a CPU has no kernel for it, so that there its lines run as they are.
@@ -295,7 +305,11 @@ def has_plain_branch(equation: JaxprEqn) -> bool:
 def _is_product(contraction: Contract) -> bool:
     """Whether it may be one of matrices."""
     used = {x for _, labels in contraction.terms for x in labels}
-    return len(contraction.terms) > 1 and bool(contraction.output) and bool(used - {*contraction.output})
+    return (
+        len(contraction.terms) > 1
+        and bool(contraction.output)
+        and bool(used - {*contraction.output})
+    )
 
 
 class TooLarge(Exception):

@@ -38,7 +38,7 @@ def is_one_program(function: Function, *xs: Any, **options: Any) -> bool:
 def assert_equal(found: Any, expected: Any) -> None:
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert (one.dtype, one.weak_type) == (other.dtype, other.weak_type)
-        np.testing.assert_array_equal(*(np.asarray(x).astype(float) for x in (one, other)))
+        np.testing.assert_array_equal(np.asarray(one, float), np.asarray(other, float))
 
 
 # ---- Rounding ------------------------------------------------------------------------------------
@@ -213,7 +213,8 @@ def test_explain_has_the_rounding(getkey: GetKey) -> None:
 # ---- Integers ------------------------------------------------------------------------------------
 
 NUMBERS = np.array(
-    [[np.nan, np.inf, -np.inf, 0.0, -0.0, -0.5, 0.5, 1.5, -1.5, 2.5, 99.9, -99.9, 127.5, -128.5, 1e4],
+    [[np.nan, np.inf, -np.inf, 0.0, -0.0, -0.5, 0.5, 1.5, -1.5, 2.5, 99.9, -99.9, 127.5, -128.5,
+      1e4],
      [255.9, 256.0, -1.0, 65535.9, -32769.0, 2.0**31 - 0.5, 2.0**31, -(2.0**31) - 1, 2.0**32, 1e30,
       -1e30, 3e9, 2.0**40 + 7, -(2.0**40) - 9, 7.0]]
 )  # fmt: skip
@@ -269,9 +270,7 @@ def test_arithmetic_of_integers(name: str, dtype: str) -> None:
         return function(x.astype(dtype), y.astype(dtype)), a @ a
 
     assert is_one_program(element, x, y, matrices(np.float64))
-    found, expected = (
-        jax.jit(f(element))(x, y, matrices(np.float64)) for f in (jm.fuse, jax.vmap)
-    )
+    found, expected = (jax.jit(f(element))(x, y, matrices(np.float64)) for f in (jm.fuse, jax.vmap))
     assert_equal(found, expected)
 
 

@@ -4,6 +4,7 @@ What overflows in JAX wraps around here, too, where all of it is exact before th
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,17 +22,21 @@ _WRAPS = frozenset({"add", "sub", "mul", "neg", "abs", "div", "shift_left"})
 _SIGNS_ZEROS = frozenset({"neg", "mul", "rem"})
 
 
-def _is_integer(dtype: object) -> bool:
+def _is_integer(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.integer))
 
 
 def limits_of(reader: Tiles, equation: JaxprEqn, operands: Sequence[Read]) -> Bounds | None:
     """How large the integers are that an equation makes; None if they are none of the program's."""
     name = equation.primitive.name
-    made = [x.aval.dtype for x in equation.outvars if _is_integer(x.aval.dtype)]
+    made = [aval(x).dtype for x in equation.outvars if _is_integer(aval(x).dtype)]
     own = of_dtype(made[0])
-    if name == "convert_element_type" and jnp.issubdtype(aval(equation.invars[0]).dtype, np.inexact):
-        return own if reader.dtype.kind == "f" else None
+    if name == "convert_element_type" and jnp.issubdtype(
+        aval(equation.invars[0]).dtype, np.inexact
+    ):
+        # Beyond the largest number of a narrow dtype there is none to stop at.
+        stops = reader.dtype.kind == "f" and own[1] <= float(jnp.finfo(reader.dtype).max)
+        return own if stops else None
     given = _given(reader, equation, operands)
     if given is None:
         return None
@@ -79,7 +84,9 @@ def whole_numbers(
         if jnp.issubdtype(given[0], np.inexact):
             return _truncated(reader, x, dtype)
         known = reader.bounds(x, given[0])
-        return x if known and are_in(known, of_dtype(dtype)) else _converted(reader, x, known, dtype)
+        return (
+            x if known and are_in(known, of_dtype(dtype)) else _converted(reader, x, known, dtype)
+        )
     if name not in _WRAPS and name not in _SIGNS_ZEROS and name not in _RULES:
         return None
     if not all(map(_is_integer, given)) or not _is_integer(dtype):
@@ -89,11 +96,11 @@ def whole_numbers(
         made = rule(reader, equation, *operands)
     else:
         made = reader.emit(name, *operands)
-    known = _given(reader, equation, operands) or []
-    found = integers.bounds(name, equation.params, reader.shape(operands[0]), known)
+    bounds = _given(reader, equation, operands) or []
+    found = integers.bounds(name, equation.params, reader.shape(operands[0]), bounds)
     if found is not None and not are_in(found, of_dtype(dtype)):
         made = _wrapped(reader, made, dtype)
-    elif name in _SIGNS_ZEROS and (name == "neg" or any(x and x[0] < 0 for x in known)):
+    elif name in _SIGNS_ZEROS and (name == "neg" or any(x and x[0] < 0 for x in bounds)):
         made = reader.emit("select", reader.emit("eq", made, 0.0), made, 0.0)
     return made
 
