@@ -48,6 +48,7 @@ struct Pointwise {
     Loop<operands>(m, at, extent, [](auto... x) { return Of<T>::Name(x...); }); \
   }
   JAXMAGMA_ARITHMETIC(JAXMAGMA_ENTRY)
+  JAXMAGMA_ROUNDING(JAXMAGMA_ENTRY)
 #undef JAXMAGMA_ENTRY
 #define JAXMAGMA_ENTRY(Name, operands)                                          \
   static void Name(const Micro& m, T* const* at, Extent extent) {               \

@@ -20,7 +20,9 @@
   F(Logistic, 1) F(Sin, 1) F(Cos, 1) F(Tan, 1) F(Asin, 1) F(Acos, 1) \
   F(Atan, 1) F(Sinh, 1) F(Cosh, 1) F(Tanh, 1) F(Asinh, 1) F(Acosh, 1) \
   F(Atanh, 1) F(Erf, 1) F(Erfc, 1) F(Rem, 2) F(Pow, 2) F(Atan2, 2)
-#define JAXMAGMA_FUNCTIONS(F) JAXMAGMA_ARITHMETIC(F) JAXMAGMA_ELEMENTARY(F)
+// To the nearest number of a narrower dtype.
+#define JAXMAGMA_ROUNDING(F) F(RoundToFloat32, 1) F(RoundToBFloat16, 1) F(RoundToFloat16, 1)
+#define JAXMAGMA_FUNCTIONS(F) JAXMAGMA_ARITHMETIC(F) JAXMAGMA_ELEMENTARY(F) JAXMAGMA_ROUNDING(F)
 // clang-format on
 
 namespace jaxmagma {

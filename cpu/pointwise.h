@@ -145,6 +145,42 @@ struct Of {
     const V up = whole + Truth(magnitude - whole >= Splat(T(0.5)));
     return CopySign(up, a);
   }
+
+  // The nearest numbers of narrower dtypes; ties go to even ones. As in XLA, doubles become floats
+  // first, which changes nothing of what is computed of such numbers, and a float that is subnormal
+  // is zero to its threads.
+  using Singles = Vector<float, kLanes<T>>;
+  using Words = Vector<int32_t, kLanes<T>>;
+  using UnsignedWords = Vector<uint32_t, kLanes<T>>;
+
+  static JAXMAGMA_INLINE Singles AsSingles(Words x) { return reinterpret_cast<Singles>(x); }
+  static JAXMAGMA_INLINE V RoundToFloat32(V a) {
+    if constexpr (sizeof(T) == 4) return a;
+    return __builtin_convertvector(__builtin_convertvector(a, Singles), V);
+  }
+  static JAXMAGMA_INLINE V RoundToBFloat16(V a) {
+    const Singles single = __builtin_convertvector(a, Singles);
+    const UnsignedWords bits = reinterpret_cast<UnsignedWords>(single);
+    const UnsignedWords rounded = (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000;
+    return Pick(a != a, a, __builtin_convertvector(reinterpret_cast<Singles>(rounded), V));
+  }
+  static JAXMAGMA_INLINE V RoundToFloat16(V a) {
+    // Adding and subtracting what has 13 binades more leaves 10 binary digits, fewer of subnormals.
+    constexpr int32_t kLeast = (127 - 14) << 23;
+    const Words bits = reinterpret_cast<Words>(__builtin_convertvector(a, Singles));
+    const Words sign = bits & (Words{} + static_cast<int32_t>(0x80000000u));
+    const Singles magnitude = AsSingles(bits & (Words{} + 0x7fffffff));
+    const Words exponent = bits & (Words{} + 0x7f800000);
+    const Words is_normal = exponent > Words{} + kLeast;
+    const Words least = Words{} + kLeast;
+    const Singles big = AsSingles(((is_normal & exponent) | (~is_normal & least)) + (13 << 23));
+    Singles sum = magnitude + big;
+    asm("" : "+m"(sum));  // not to be simplified
+    const Words rounded = reinterpret_cast<Words>(sum - big);
+    const Words is_finite = magnitude < Singles{} + 65520.0f;
+    const Words made = (is_finite & rounded) | (~is_finite & (Words{} + 0x7f800000));
+    return Pick(a != a, a, __builtin_convertvector(AsSingles(made | sign), V));
+  }
   static JAXMAGMA_INLINE V Sqrt(V a) {
 #if defined(__AVX512F__)
     if constexpr (sizeof(T) == 8)

@@ -126,6 +126,40 @@ struct InverseBinade {
   }
 };
 
+// ---- Rounding --------------------------------------------------------------------------------
+// To the nearest number of a narrower type; ties go to even ones. As in XLA, doubles become floats
+// first, which changes nothing of what is computed of such numbers.
+
+struct RoundToFloat32 {
+  __device__ __forceinline__ double operator()(double a) const { return float(a); }
+  __device__ __forceinline__ float operator()(float a) const { return a; }
+  template <class T>
+  __device__ __forceinline__ Complex<T> operator()(Complex<T> a) const {
+    return {(*this)(a.real), (*this)(a.imag)};
+  }
+};
+
+struct RoundToBFloat16 {
+  __device__ __forceinline__ double operator()(double a) const { return (*this)(float(a)); }
+  __device__ __forceinline__ float operator()(float a) const {
+    const unsigned bits = __float_as_int(a);
+    return a != a ? a : __int_as_float((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000);
+  }
+};
+
+struct RoundToFloat16 {
+  __device__ __forceinline__ double operator()(double a) const { return (*this)(float(a)); }
+  __device__ __forceinline__ float operator()(float a) const {
+    // Adding and subtracting what has 13 binades more leaves 10 binary digits, fewer of subnormals.
+    const int bits = __float_as_int(a), exponent = bits & 0x7f800000, least = (127 - 14) << 23;
+    const float magnitude = ::fabsf(a);
+    const float big = __int_as_float((exponent > least ? exponent : least) + (13 << 23));
+    const float sum = magnitude + big;
+    const int rounded = magnitude < 65520.0f ? __float_as_int(sum - big) : 0x7f800000;
+    return a != a ? a : __int_as_float(rounded | (bits ^ __float_as_int(magnitude)));
+  }
+};
+
 struct Select {
   template <class T>
   __device__ __forceinline__ T operator()(T which, T if_zero, T if_not) const {

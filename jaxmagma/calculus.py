@@ -27,7 +27,7 @@ import jax
 import numpy as np
 
 from jaxmagma.builder import Builder
-from jaxmagma.functions import FUNCTIONS
+from jaxmagma.functions import FUNCTIONS, ROUNDINGS
 from jaxmagma.jaxpr import Emit, pointwise_rule
 from jaxmagma.program import (
     Contract,
@@ -187,8 +187,20 @@ def _of_product(emit: Emit, active: tuple[bool, ...], operands: Sequence[Any]) -
     return emit("add", *parts) if all(active) else parts[0]
 
 
+def _of_rounding(function: str) -> Callable[..., Any]:
+    def rule(emit: Emit, active: tuple[bool, ...], operands: Sequence[Any]) -> Any:
+        return emit(function, operands[1])
+
+    return rule
+
+
 # Of functions that nearly every program has: what JAX would say, after milliseconds of tracing.
-KNOWN_JVPS: dict[str, Callable[..., Any]] = {"add": _of_sum, "mul": _of_product}
+# The tangent of a number of a narrower dtype is one itself.
+KNOWN_JVPS: dict[str, Callable[..., Any]] = {
+    "add": _of_sum,
+    "mul": _of_product,
+    **{x: _of_rounding(x) for x in ROUNDINGS.values()},
+}
 
 
 @functools.lru_cache(maxsize=1024)
@@ -383,6 +395,8 @@ def _map_cotangent(
         return cotangent
     if function in ("sub", "neg"):
         return made("neg", own)
+    if function in ROUNDINGS.values():
+        return made(function, own)
     if function == "mul":
         return made("mul", own, other(1 - moved))
     if function == "div" and moved == 0:

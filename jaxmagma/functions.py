@@ -1,7 +1,8 @@
 """The pointwise functions of a program: what each one is in plain JAX, and what it costs.
 
 Most have the name and the meaning of a primitive of ``jax.lax``.  Every value of a program has the
-program's dtype; a truth value is 1 or 0 in it, as a comparison makes and ``select`` reads it.
+program's dtype; a truth value is 1 or 0 in it, as a comparison makes and ``select`` reads it, and
+what is of a narrower dtype in JAX is a number that this has, too.
 """
 
 import math
@@ -11,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxmagma import exact
@@ -53,6 +55,19 @@ def _gaussian(a: Any) -> Any:
 
 _erf.defjvp(lambda primals, tangents: (_erf(*primals), _gaussian(*primals) * tangents[0]))
 _erfc.defjvp(lambda primals, tangents: (_erfc(*primals), -_gaussian(*primals) * tangents[0]))
+
+
+def _rounding(dtype: Any) -> Callable[..., Any]:
+    """To the nearest number of a narrower dtype, or of complex numbers made of such."""
+
+    def rounded(a: Any) -> Any:
+        if dtype == jnp.bfloat16 and a.dtype == np.float32:
+            # A conversion there and back may be taken for none.
+            return lax.reduce_precision(a, 8, 7)
+        narrow = np.complex64 if jnp.iscomplexobj(a) else dtype
+        return a.astype(narrow).astype(a.dtype)
+
+    return rounded
 
 
 FUNCTIONS: dict[str, Function] = {
@@ -112,11 +127,22 @@ FUNCTIONS: dict[str, Function] = {
     "product_error": Function(exact.product_error, 2, 2),
     "inverse_binade": Function(exact.inverse_binade, 1, 1),
     "select": Function(_select, 1, 3),  # which, if it is 0, if it is not
+    "round_to_float32": Function(_rounding(np.float32), 1, 1),
+    "round_to_bfloat16": Function(_rounding(jnp.bfloat16), 1, 1),
+    "round_to_float16": Function(_rounding(np.float16), 1, 1),
 }
 
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 # Of complex numbers, the backends and the rules of differentiation know these alone.
-COMPLEX_FUNCTIONS = frozenset({"add", "sub", "neg", "mul"})
+COMPLEX_FUNCTIONS = frozenset({"add", "sub", "neg", "mul", "round_to_float32"})
+# By the dtype whose numbers they round to.  What they round they leave alone the second time, and
+# their derivative is rounded as they are.
+ROUNDINGS: dict[np.dtype, str] = {
+    np.dtype(np.complex64): "round_to_float32",
+    np.dtype(np.float32): "round_to_float32",
+    np.dtype(jnp.bfloat16): "round_to_bfloat16",
+    np.dtype(np.float16): "round_to_float16",
+}
 
 
 def evaluate(function: str, *operands: Any) -> Any:

@@ -1,7 +1,8 @@
 """How large integers may be: a program holds them as floating-point numbers, exact up to a size.
 
-Those that it computes are made of numbers of things and of places in a tile, which have bounds;
-what is made of them has bounds by interval arithmetic.
+They come from numbers of things, from places in a tile and from operands, or are numbers without
+their fractions; all of these have bounds, and what is made of them has bounds by interval
+arithmetic.
 """
 
 import itertools
@@ -31,10 +32,24 @@ def of_known(array: np.ndarray) -> Bounds:
     return (int(array.min()), int(array.max())) if array.size else (0, 0)
 
 
-def are_exact(bounds: Bounds, integer: np.dtype, dtype: np.dtype) -> bool:
-    """Whether such integers do not overflow in JAX, and are exact as numbers of ``dtype``."""
-    info, largest = np.iinfo(integer), 2 ** int(jnp.finfo(dtype).nmant)
-    return max(info.min, -largest) <= bounds[0] and bounds[1] <= min(info.max, largest)
+def of_dtype(integer: Any) -> Bounds:
+    """The bounds of all integers of a dtype."""
+    info = np.iinfo(integer)
+    return int(info.min), int(info.max)
+
+
+def are_in(bounds: Bounds, others: Bounds) -> bool:
+    return others[0] <= bounds[0] and bounds[1] <= others[1]
+
+
+def largest(dtype: np.dtype) -> int:
+    """An integer up to which all are numbers of ``dtype``, with room for a half more."""
+    return 2 ** int(jnp.finfo(dtype).nmant)
+
+
+def are_exact(bounds: Bounds, dtype: np.dtype) -> bool:
+    """Whether such integers are exact as numbers of ``dtype``."""
+    return are_in(bounds, (-largest(dtype), largest(dtype)))
 
 
 def _corners(function: Callable[..., int]) -> Rule:
@@ -65,6 +80,46 @@ def _remainder(
         return None  # by zero, JAX has something else than NaN
     largest = max(-least, most) - 1
     return max(-largest, min(low, 0)), min(largest, max(high, 0))
+
+
+def _quotient(
+    parameters: Parameters, shape: Shape, operands: Sequence[Bounds | None]
+) -> Bounds | None:
+    left, right = operands
+    if left is None or right is None or right[0] <= 0 <= right[1]:
+        return None  # by zero, JAX has minus one
+    found = [abs(a) // abs(b) * (1 if a * b > 0 else -1) for a in left for b in right]
+    return min(found), max(found)
+
+
+def _masked(
+    parameters: Parameters, shape: Shape, operands: Sequence[Bounds | None]
+) -> Bounds | None:
+    """Of an integer and one that is known and not negative."""
+    for x in operands:
+        if x is not None and x[0] == x[1] >= 0:
+            return 0, x[1]
+    return None
+
+
+def _shifted_right(
+    parameters: Parameters, shape: Shape, operands: Sequence[Bounds | None]
+) -> Bounds | None:
+    left, right = operands
+    if left is None or right is None or right[0] < 0:
+        return None
+    found = [a >> b for a in left for b in right]
+    return min(found), max(found)
+
+
+def _shifted_left(
+    parameters: Parameters, shape: Shape, operands: Sequence[Bounds | None]
+) -> Bounds | None:
+    left, right = operands
+    if left is None or right is None or right[0] < 0 or right[1] >= 64:
+        return None
+    found = [a << b for a in left for b in right]
+    return min(found), max(found)
 
 
 def _total(
@@ -102,22 +157,8 @@ def _among(*positions: int | slice) -> Rule:
 
 
 _FIRST, _ANY = _among(0), _among(slice(None))
-_RULES: dict[str, Rule] = {
-    "add": _corners(operator.add),
-    "sub": _corners(operator.sub),
-    "mul": _corners(operator.mul),
-    "neg": _corners(operator.neg),
-    "max": _corners(max),
-    "min": _corners(min),
-    "sign": _corners(lambda x: (x > 0) - (x < 0)),
-    "abs": _absolute,
-    "rem": _remainder,
-    "reduce_sum": _total,
-    "cumsum": _total,
-    "argmax": _places,
-    "argmin": _places,
-    "lu": _rows,
-    "lu_pivots_to_permutation": _rows,
+# Of operations whose integers are those of operands.
+_MOVES: dict[str, Rule] = {
     "select_n": _among(slice(1, None)),
     "dynamic_update_slice": _among(0, 1),
     "scatter": _among(0, 2),
@@ -130,6 +171,36 @@ _RULES: dict[str, Rule] = {
         _FIRST,
     ),
 }
+_RULES: dict[str, Rule] = {
+    "add": _corners(operator.add),
+    "sub": _corners(operator.sub),
+    "mul": _corners(operator.mul),
+    "neg": _corners(operator.neg),
+    "max": _corners(max),
+    "min": _corners(min),
+    "sign": _corners(lambda x: (x > 0) - (x < 0)),
+    "abs": _absolute,
+    "rem": _remainder,
+    "div": _quotient,
+    "and": _masked,
+    "shift_left": _shifted_left,
+    "shift_right_arithmetic": _shifted_right,
+    "shift_right_logical": _shifted_right,
+    "reduce_sum": _total,
+    "cumsum": _total,
+    "argmax": _places,
+    "argmin": _places,
+    "lu": _rows,
+    "lu_pivots_to_permutation": _rows,
+    **_MOVES,
+}
+# What is right of integers that are numbers of a program, however large they are.
+_OF_ANY = frozenset(_MOVES) | {"max", "min", "sign", "argmax", "argmin"}
+
+
+def takes_any(name: str) -> bool:
+    """Whether an operation is right of integers whose neighbours are no numbers of a program."""
+    return name in _OF_ANY
 
 
 def bounds(

@@ -6,20 +6,24 @@ A condition that is the same for all elements is such an equation, with a progra
 """
 
 import functools
+import itertools
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
 from jax.extend.core.primitives import convert_element_type_p
 
-from jaxmagma import primitive
-from jaxmagma.builder import Builder
+from jaxmagma import calculus, integers, primitive
+from jaxmagma.builder import Builder, Built
 from jaxmagma.capacity import can_be_constant, surely_fits, too_large, traced_once
+from jaxmagma.closed import inside_fuse
 from jaxmagma.conditions import Kind
 from jaxmagma.derivatives import with_rules
 from jaxmagma.fallback import PlainCall, tell
@@ -34,11 +38,14 @@ from jaxmagma.jaxpr import (
     is_empty,
     is_extended,
     is_pure,
+    nested,
 )
-from jaxmagma.lines import Line, Lines, Variable, differentiated, inlined
+from jaxmagma.lines import Line, Lines, Variable, differentiated, inlined, variables
+from jaxmagma.lowering import leaves_to_cpu
 from jaxmagma.normal import normal_form
 from jaxmagma.plan import one_by_one, plan
-from jaxmagma.program import Input, Output
+from jaxmagma.precisions import is_narrower
+from jaxmagma.program import Contract, ElementProgram, Input, Output
 
 
 # The folders whose lines are not the user's.
@@ -50,6 +57,45 @@ Operand = Any  # an array, or Gathered
 # ---- Segments ------------------------------------------------------------------------------------
 
 
+class _Use(Enum):
+    """What an array is to a program."""
+
+    VALUE = "a tile"
+    PLACE = "places in a tile"
+    INDEX = "what a global vector is gathered by"
+
+
+@dataclass(frozen=True, eq=False)
+class _Argument:
+    """An array that is an argument of a program, and as what."""
+
+    number: int
+    array: jax.Array
+    dtype: np.dtype
+    limits: integers.Bounds | None  # of integers
+
+    @property
+    def converted(self) -> Callable[[jax.Array], jax.Array]:
+        """The conversion of such arrays by plain JAX; it keeps none of them."""
+        return functools.partial(_as_number, dtype=self.dtype, limits=self.limits)
+
+
+def _as_number(x: jax.Array, dtype: np.dtype, limits: integers.Bounds | None) -> jax.Array:
+    if x.dtype == dtype:
+        return x
+    if limits is not None and not integers.are_in(integers.of_dtype(x.dtype), limits):
+        x = jnp.clip(x, *limits)
+    return x.astype(dtype)
+
+
+def _places(equation: JaxprEqn) -> range:
+    """Which operands of an equation are places in tiles, those beyond which are all alike."""
+    name, count = equation.primitive.name, len(equation.invars)
+    if name in ("dynamic_slice", "dynamic_update_slice"):
+        return range(1 if name == "dynamic_slice" else 2, count)
+    return range(1, 2) if name == "gather" or name.startswith("scatter") else range(0)
+
+
 class _Segment:
     """A program in the making, the lines it is made of, and the arrays that are its arguments."""
 
@@ -59,11 +105,14 @@ class _Segment:
         self._operands: list[Operand] = []
         self._kinds: list[Kind] = []
         self._numbers: dict[int, int] = {}  # of the operands, by identity
-        self._inputs: dict[int, tuple[int, jax.Array]] = {}  # of the program, by identity
+        self._inputs: dict[tuple[int, _Use], _Argument] = {}  # by identity, and what they are to be
 
     def add(self, line: Line, operands: Sequence[Any]) -> list[Any]:
         """The results of a line in the program; raises ``Unsupported``."""
-        read = [self.tile(x) for x in operands]
+        places = _places(line.equation)
+        read = [
+            self.tile(x, _Use.PLACE if n in places else _Use.VALUE) for n, x in enumerate(operands)
+        ]
         results = self.reader.equation(line.equation, read)
         numbers = [
             self._number(x, kind) if isinstance(x, jax.Array | Gathered) else x
@@ -72,13 +121,13 @@ class _Segment:
         self._lines.append((line, numbers))
         return list(results)
 
-    def tile(self, x: Any) -> Any:
+    def tile(self, x: Any, use: _Use = _Use.VALUE) -> Any:
         """An operand as the reader wants it."""
         if isinstance(x, Gathered):
-            vector, index = self._input(x.vector), self._input(x.index, index=True)
-            tables = [self._input(table, index=True) for table in x.tables]
+            vector, index = self._input(x.vector), self._input(x.index, _Use.INDEX)
+            tables = [self._input(table, _Use.INDEX) for table in x.tables]
             return Tile(self.reader.builder.gather(vector, index, tables, x.atomic))
-        return Tile(self._input(x)) if isinstance(x, jax.Array) else x
+        return Tile(self._input(x, use)) if isinstance(x, jax.Array) else x
 
     def _number(self, operand: Operand, kind: Kind) -> "_Number":
         number = self._numbers.setdefault(id(operand), len(self._operands))
@@ -88,17 +137,34 @@ class _Segment:
         self._kinds[number] = max(kind, self._kinds[number])
         return _Number(number)
 
-    def _input(self, array: jax.Array, index: bool = False) -> int:
+    def _input(self, array: jax.Array, use: _Use = _Use.VALUE) -> int:
+        """The number of an array in the program; raises ``Unsupported``."""
+        own = self.reader.dtype
         if is_extended(array.dtype):
-            raise Unsupported(f"an array of {array.dtype} in a program of {self.reader.dtype}")
-        if id(array) not in self._inputs:
-            dtype = np.dtype(array.dtype)
-            own = self.reader.dtype if dtype.kind == "b" else dtype
-            if own != (np.int32 if index else self.reader.dtype):
-                raise Unsupported(f"an array of {dtype} in a program of {self.reader.dtype}")
-            number = self.reader.builder.input(Input((), jnp.shape(array), own))
-            self._inputs[id(array)] = number, array
-        return self._inputs[id(array)][0]
+            raise Unsupported(f"an array of {array.dtype} in a program of {own}")
+        dtype, limits = np.dtype(array.dtype), None
+        if dtype.kind in "iu" and dtype != own and use != _Use.INDEX:
+            limits = integers.of_dtype(dtype)
+            exact = integers.are_exact(limits, own)
+            if use == _Use.PLACE and not exact:
+                # What is beyond all tiles is so when it is nearer.
+                most = integers.largest(own)
+                limits = max(limits[0], -most), min(limits[1], most)
+            elif not exact:
+                raise Unsupported(f"an array of {dtype} in a program of {own}")
+            else:
+                use = _Use.VALUE
+        elif dtype.kind != "b" and dtype != (np.int32 if use == _Use.INDEX else own):
+            if not is_narrower(dtype, own):
+                raise Unsupported(f"an array of {dtype} in a program of {own}")
+        key = id(array), use
+        if key not in self._inputs:
+            made = np.dtype(np.int32) if use == _Use.INDEX else own
+            number = self.reader.builder.input(Input((), jnp.shape(array), made))
+            self._inputs[key] = _Argument(number, array, made, limits)
+            if limits is not None:
+                self.reader.bounded(Tile(number), limits)
+        return self._inputs[key].number
 
     def run(self, results: Sequence[Tile], variables: Sequence[Variable] = ()) -> list[jax.Array]:
         """The values of some tiles, those of ``variables`` of the lines; raises ``TooLarge``."""
@@ -112,17 +178,21 @@ class _Segment:
             reason = too_large(one_by_one(normal)) and too_large(plan(normal))
             if reason:
                 raise TooLarge(reason)
-        arrays = {number: array for number, array in self._inputs.values()}
-        arguments = [arrays[n] for n in built.inputs if n in arrays]
+        given = {x.number: x for x in self._inputs.values()}
+        inputs = [given[n] for n in built.inputs if n in given]
+        arguments = [x.array for x in inputs]
+        conversions = [x.converted for x in inputs]
         dtype = self.reader.dtype
 
         def fused(*arguments: jax.Array) -> list[jax.Array]:
-            typed = (x.astype(dtype) if x.dtype == bool else x for x in arguments)
+            typed = (convert(x) for convert, x in zip(conversions, arguments, strict=True))
             found = dict(zip(values, primitive.apply(built.program, *typed), strict=True))
             return [found[x.value] for x in results]
 
         ruled = differentiated([line for line, _ in self._lines], variables)
-        if not any(line.has_own_derivative for line in ruled):
+        has_rules = any(line.has_own_derivative for line in ruled)
+        left = bool(variables) and self._is_left_to_cpu(built, normal)
+        if not has_rules and not left:
             return fused(*arguments)
         numbers = {id(x): n for n, x in enumerate(jax.tree.leaves(self._operands))}
         wanted = [numbers[id(x)] for x in arguments]
@@ -132,13 +202,48 @@ class _Segment:
             leaves = jax.tree.leaves(operands)
             return fused(*(leaves[n] for n in wanted))
 
-        return with_rules(
-            fused_of,
-            lambda *values: [jnp.asarray(x, dtype) for x in plain(*values)],
-            self._operands,
-            self._kinds,
-            evaluate,
-        )
+        def plain_of(*operands: jax.Array) -> list[jax.Array]:
+            return [jnp.asarray(x, dtype) for x in plain(*operands)]
+
+        if not left:
+            return with_rules(fused_of, plain_of, self._operands, self._kinds, evaluate)
+        # Each has the dtypes of JAX, so that what the user wrote has no conversions.
+        own = [x.aval.dtype for x in variables]
+
+        def typed(*operands: jax.Array) -> list[jax.Array]:
+            return [_as_dtype(*x) for x in zip(fused_of(*operands), own, strict=True)]
+
+        def chosen(*operands: jax.Array) -> list[jax.Array]:
+            return list(jax.lax.platform_dependent(*operands, cpu=plain, default=typed))
+
+        if not has_rules:
+            return chosen(*self._operands)
+
+        def numbers_of(*operands: jax.Array) -> list[jax.Array]:
+            return [jnp.asarray(x, dtype) for x in chosen(*operands)]
+
+        return with_rules(numbers_of, plain_of, self._operands, self._kinds, evaluate)
+
+    def _is_left_to_cpu(self, built: Built, normal: ElementProgram) -> bool:
+        """Whether a CPU has no kernel for it, so that there its lines run as they are.
+
+        XLA's version of a program is one of components, and may be slower than what the user wrote.
+        """
+        if any(isinstance(x, Gathered) for x in self._operands) or inside_fuse():
+            return False
+        if not traced_once() or not jax.sharding.get_abstract_mesh().empty:
+            return False  # each call would be compiled; or types have shardings
+        if any(isinstance(x, Contract) and _is_product(x) for x in normal.operations):
+            return False
+        kinds = {id(x): kind for x, kind in zip(self._operands, self._kinds, strict=True)}
+        arrays = {x.number: x.array for x in self._inputs.values()}
+        positions = [
+            0 if kinds[id(arrays[n])] == Kind.MAPPED else None for n in built.inputs if n in arrays
+        ]
+        if all(x is None for x in positions):
+            return False
+        batched, _ = normal_form(calculus.batch(built.program, positions)[0])
+        return leaves_to_cpu(batched, all(_is_arithmetic(line.equation) for line, _ in self._lines))
 
     def plain(self, variables: Sequence[Variable]) -> list[jax.Array]:
         """The values of variables of the lines, by plain JAX."""
@@ -170,6 +275,41 @@ class _Number:
     """Of an operand of a segment."""
 
     number: int
+
+
+# What XLA makes one loop of that is as fast as any, however many there are.
+_ARITHMETIC = frozenset(
+    """
+    neg abs sign floor ceil round sqrt rsqrt square integer_pow add sub mul div max min clamp
+    eq ne lt le gt ge is_finite not and or xor select_n convert_element_type stop_gradient
+    broadcast_in_dim reshape squeeze transpose rev slice concatenate stack unstack split pad tile
+    copy copy_p add_any custom_jvp_call jit pjit
+    """.split()
+)
+
+
+def _is_arithmetic(equation: JaxprEqn) -> bool:
+    every = [equation, *nested(equation)]
+    return all(x.primitive.name in _ARITHMETIC for x in every)
+
+
+# Of a condition by the platform, whose first branch is for CPUs.
+_BY_PLATFORM = (("cpu",), None)
+
+
+def has_plain_branch(equation: JaxprEqn) -> bool:
+    """Whether it applies a program, but not on a CPU."""
+    return bool(equation.params.get("branches_platforms") == _BY_PLATFORM)
+
+
+def _is_product(contraction: Contract) -> bool:
+    """Whether it may be one of matrices."""
+    used = {x for _, labels in contraction.terms for x in labels}
+    return (
+        len(contraction.terms) > 1
+        and bool(contraction.output)
+        and bool(used - {*contraction.output})
+    )
 
 
 class TooLarge(Exception):
@@ -204,6 +344,7 @@ def run(closed: ClosedJaxpr, operands: Sequence[Operand], kinds: Sequence[Kind])
 def evaluate(lines: Lines, operands: Sequence[Operand], single: bool = False) -> list[jax.Array]:
     """The results of lines, as one program if ``single``; where that is none, ``Unsupported``."""
     dtype = _dtype(lines)
+    lines = _in_turns(lines, dtype)
     last_use = {
         x: n for n, line in enumerate(lines.lines) for x in line.operands if isinstance(x, Variable)
     }
@@ -266,6 +407,8 @@ def evaluate(lines: Lines, operands: Sequence[Operand], single: bool = False) ->
         try:
             if not lines.plainly.isdisjoint(line.results):
                 raise Unsupported("a solver in a derivative")
+            if _is_outside(found):
+                raise Unsupported("arithmetic of integers that operands are")
             if any(isinstance(x, unknown) for x in found):
                 made: Sequence[Any] = segment.add(line, found)
             else:
@@ -335,22 +478,77 @@ def _branched(line: Line, which: Any, *operands: Any) -> list[jax.Array]:
     return list(jax.lax.switch(which, [lambda *xs, f=f: f(xs) for f in branches], *operands))
 
 
+def _is_outside(operands: Sequence[Any]) -> bool:
+    """Whether a line is of integers that depend on none of the program's values.
+
+    What JAX makes of these is an operand, and splits no program, whatever it is.
+    """
+    arrays = [x for x in operands if isinstance(x, jax.Array)]
+    return all(map(_is_integer, operands)) and any(x.dtype != bool for x in arrays)
+
+
 def _is_integer(x: Any) -> bool:
     known = isinstance(x, jax.Array | np.ndarray)
     return known and (x.dtype == bool or jnp.issubdtype(x.dtype, jnp.integer))
 
 
 def _dtype(lines: Lines) -> Any:
-    """The dtype that most results have; None if they are no floating-point numbers."""
-    avals = [x.aval for line in lines.lines for x in line.results]
-    avals += [x.aval for x in lines.parameters]
-    counts: dict[np.dtype, int] = {}
-    for aval in avals:
-        dtype = getattr(aval, "dtype", np.int32)
-        if jnp.issubdtype(dtype, jnp.inexact):
-            dtype = np.dtype(dtype)
-            counts[dtype] = counts.get(dtype, 0) + 1
-    return max(counts, key=lambda x: counts[x], default=None)
+    """The dtype that most values are computed in; None if there are no floating-point numbers.
+
+    It is no wider one for the sake of a few values: those of a narrower dtype are rounded, but what
+    is wider is left to plain JAX.
+    """
+    unknown = lines.depending(lines.parameters)
+    results = [x for line in lines.lines for x in line.results]
+    moved = {
+        x
+        for line in lines.lines
+        if line.equation.primitive.name == "convert_element_type"
+        for x in line.results
+    }
+    moving = [x for x in [*results, *lines.parameters] if x in unknown]
+    # A number of Python's has the dtype of what it meets.
+    strong = [x for x in moving if not getattr(x.aval, "weak_type", False)]
+    made = set(strong).difference(lines.parameters, moved)
+    computed = [x for x in results if x in made]
+    for some in (computed, strong, moving, results):
+        counts: dict[np.dtype, int] = {}
+        for x in some:
+            dtype = getattr(x.aval, "dtype", np.int32)
+            if jnp.issubdtype(dtype, jnp.inexact):
+                own = np.dtype(dtype)
+                counts[own] = counts.get(own, 0) + math.prod(x.aval.shape)
+        if counts:
+            return max(counts, key=lambda x: (counts[x], x.itemsize))
+    return None
+
+
+def _in_turns(lines: Lines, dtype: Any) -> Lines:
+    """The same with what is of a dtype that the program has not done together.
+
+    So a program does not end where a value is converted that is needed no more, or later.
+    """
+    if dtype is None or not all(is_pure(x.equation) for x in lines.lines):
+        return lines
+    turns: dict[Variable, int] = {}  # even ones are those of programs
+
+    def is_other(x: Any) -> bool:
+        own = x.aval.dtype if isinstance(x, Variable) else x.dtype
+        other = jnp.issubdtype(own, np.inexact) and own != dtype
+        return bool(other and not is_narrower(own, dtype))
+
+    def turn(line: Line) -> int:
+        last = max((turns.get(x, -1) for x in variables(line.operands)), default=-1)
+        other = any(map(is_other, [*variables(line.operands), *line.results]))
+        found = last + (last % 2 != other)
+        turns.update(dict.fromkeys(line.results, found))
+        return found
+
+    keys = [turn(line) for line in lines.lines]
+    if all(before <= after for before, after in itertools.pairwise(keys)):
+        return lines
+    order = sorted(range(len(keys)), key=lambda n: keys[n])
+    return replace(lines, lines=[lines.lines[n] for n in order])
 
 
 def _as_dtype(array: jax.Array, dtype: Any) -> jax.Array:

@@ -10,6 +10,7 @@ from typing import Protocol
 import jax.numpy as jnp
 import numpy as np
 
+from jaxmagma.functions import ROUNDINGS
 from jaxmagma.program import Input, Map, Operation, Terms
 
 
@@ -117,6 +118,17 @@ def _choice(values: Values, terms: Terms) -> Simpler:
     return None, [terms[2] if which else terms[1]]
 
 
+def _rounding(function: str) -> Callable[[Values, Terms], Simpler]:
+    def rule(values: Values, terms: Terms) -> Simpler:
+        if values.is_zero(terms[0][0]):
+            return ZERO
+        operation = values.operation(terms[0][0])
+        done = isinstance(operation, Map) and operation.function == function
+        return (None, terms) if done else None
+
+    return rule
+
+
 _RULES: dict[str, Callable[[Values, Terms], Simpler]] = {
     "add": _sum,
     "sub": _difference,
@@ -124,4 +136,5 @@ _RULES: dict[str, Callable[[Values, Terms], Simpler]] = {
     "mul": _product,
     "div": _quotient,
     "select": _choice,
+    **{x: _rounding(x) for x in ROUNDINGS.values()},
 }

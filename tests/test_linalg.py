@@ -507,6 +507,8 @@ PLACES: dict[str, Function] = {
     "slice": lambda a: jax.lax.dynamic_slice(a, (place(a) + 1, 0), (2, 2)) @ a[:2],
     "slice at both": lambda a: jax.lax.dynamic_slice(a, (place(a), place(a)), (2, 1)) * a[:2],
     "counter": lambda a: a * jnp.cumsum(a > 0, 1) + jnp.sum(a > 0) * 2 % 3,
+    "half": lambda a: a * (place(a) // 2 + jnp.argmax(a[0]) // -2),
+    "around": lambda a: a * (jnp.argmax(a, 1).astype(jnp.uint8) - 1).astype(float),
     "differences": lambda a: (jnp.argmax(a, 1) - jnp.argmin(a, 1)) * a,
 }
 
@@ -528,9 +530,9 @@ def test_places_that_are_computed(name: str) -> None:
     [
         (lambda a: a.reshape(-1)[jnp.argmax(a)], "25 places"),
         (lambda a: a * jnp.prod(jnp.argmax(a, 1)), "int"),
-        (lambda a: a * (jnp.argmax(a) // 2), "int"),
+        (lambda a: a * (jnp.argmax(a) ^ 2), "int"),
         (lambda a: a * (jnp.argmax(a) + 2**53), "int"),
-        (lambda a: a * (jnp.argmax(a, 1).astype(jnp.uint8) - 1).astype(float), "int"),
+        (lambda a: a * (jnp.sum(a).astype(np.int64) - 1).astype(float), "int"),
         (lambda a: jnp.sort(a.reshape(-1)), "sort of 25"),
     ],
 )

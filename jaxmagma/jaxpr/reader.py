@@ -8,12 +8,16 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxmagma import integers
+from jaxmagma.functions import ROUNDINGS
 from jaxmagma.jaxpr.calls import inner_jaxpr
 from jaxmagma.jaxpr.equations import Unsupported, aval, interpreted, is_empty, is_extended
 from jaxmagma.jaxpr.known import evaluated
+from jaxmagma.jaxpr.narrow import is_rounded, narrower
 from jaxmagma.jaxpr.pointwise import pointwise
 from jaxmagma.jaxpr.rules import NESTED, RULES
 from jaxmagma.jaxpr.tiles import Read, Tile, Tiles
+from jaxmagma.jaxpr.whole import limits_of, whole_numbers
+from jaxmagma.precisions import is_narrower
 
 
 class Reader(Tiles):
@@ -36,7 +40,11 @@ class Reader(Tiles):
         decided = self._decided(equation, operands)
         if decided is not None:
             return [np.full(made[0].shape, decided)]
-        found = pointwise(equation, self.emit, operands)
+        found = None if limits is None else whole_numbers(self, equation, operands, limits)
+        if found is None:
+            found = narrower(self, equation, operands)
+        if found is None:
+            found = pointwise(equation, self.emit, operands)
         if found is None:
             rule = RULES.get(name)
             if rule is None:
@@ -45,9 +53,13 @@ class Reader(Tiles):
             found = rule.read(self, equation, *operands)
         results = found if isinstance(found, list) else [found]
         checked = [self._checked(name, x, own) for x, own in zip(results, made, strict=True)]
-        for read, own in zip(checked, made, strict=True):
-            if isinstance(read, Tile) and limits and jnp.issubdtype(own.dtype, jnp.integer):
-                self._bounds[read.value] = limits
+        for n, (read, own) in enumerate(zip(checked, made, strict=True)):
+            if not isinstance(read, Tile):
+                continue
+            if limits and jnp.issubdtype(own.dtype, jnp.integer):
+                checked[n] = self.bounded(read, limits)
+            elif name not in NESTED and is_rounded(self, equation, operands, own.dtype):
+                checked[n] = self.emit(ROUNDINGS[np.dtype(own.dtype)], read)
         return checked
 
     def _checked(self, name: str, read: Any, own: Any) -> Read:
@@ -71,14 +83,15 @@ class Reader(Tiles):
             if is_extended(aval(x).dtype):
                 raise Unsupported(f"{name} computes with {aval(x).dtype}")
             dtype = np.dtype(aval(x).dtype)
-            if jnp.issubdtype(dtype, np.inexact) and dtype != self.dtype:
+            own = jnp.issubdtype(dtype, np.inexact)
+            if own and dtype != self.dtype and not is_narrower(dtype, self.dtype):
                 raise Unsupported(f"{name} mixes {dtype} with {self.dtype}")
         made = {np.dtype(aval(x).dtype) for x in equation.outvars}
         whole = [x for x in made if x.kind in "iu"]
         if not whole:
             return None
-        found = self.bounds_of(equation, operands)
-        if found is None or not all(integers.are_exact(found, x, self.dtype) for x in whole):
+        found = limits_of(self, equation, operands)
+        if found is None:
             raise Unsupported(f"{name} computes with {whole[0]}")
         return found
 
@@ -92,14 +105,3 @@ class Reader(Tiles):
         if left is None or right is None:
             return None
         return integers.decided(equation.primitive.name, left, right)
-
-    def bounds_of(self, equation: JaxprEqn, operands: Sequence[Read]) -> integers.Bounds | None:
-        """How large the integers are that an equation makes, if that is known."""
-        given: list[integers.Bounds | None] = []
-        for x, read in zip(equation.invars, operands, strict=True):
-            own = self.bounds(read, aval(x).dtype)
-            if own is None and jnp.issubdtype(aval(x).dtype, jnp.integer):
-                return None
-            given.append(own)
-        shape = self.shape(operands[0])
-        return integers.bounds(equation.primitive.name, equation.params, shape, given)

@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
+from jaxmagma.functions import ROUNDINGS
 from jaxmagma.jaxpr.calls import inner_jaxpr
-from jaxmagma.jaxpr.equations import interpreted
+from jaxmagma.jaxpr.equations import aval, interpreted
 from jaxmagma.jaxpr.known import evaluated
 from jaxmagma.jaxpr.pointwise import Emit, pointwise
+from jaxmagma.precisions import is_narrower
 
 
 # Of values that are all one dtype these change nothing.
@@ -39,6 +41,9 @@ def pointwise_rule(closed: ClosedJaxpr, dtype: np.dtype) -> Callable[..., Any]:
                 return [found]
             if inner is not None:
                 return interpreted(inner, inputs, scalar)
+            made = aval(equation.outvars[0]).dtype
+            if is_narrower(made, dtype):  # a conversion, as that of a rounded number's tangent
+                return [emit_made(ROUNDINGS[np.dtype(made)], inputs[0])]
             if equation.primitive.name in _NO_CHANGE:
                 return inputs[:1]
             raise AssertionError(f"{equation.primitive.name} of scalars")

@@ -162,6 +162,14 @@ class Tiles(ABC):
             return self._bounds.get(read.value)
         return integers.of_known(read) if read.dtype.kind in "iu" else None
 
+    def bounded(self, tile: Tile, bounds: integers.Bounds) -> Tile:
+        """A tile of integers, of which that is known."""
+        known = self._bounds.get(tile.value)
+        if known is not None:  # the same value, of which another line may know less
+            bounds = max(known[0], bounds[0]), min(known[1], bounds[1])
+        self._bounds[tile.value] = bounds
+        return tile
+
     # ---- Taking tiles apart ----------------------------------------------------------------------
 
     def index(self, read: Read, axis: int, k: int) -> Read:

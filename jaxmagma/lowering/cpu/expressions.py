@@ -25,7 +25,8 @@ FUNCTION_NAMES = (
     "lt le gt ge eq ne is_finite not and or xor select first fma fms fnma "
     "fused_multiply_add product_error inverse_binade "
     "cbrt exp exp2 expm1 log log1p logistic sin cos tan asin acos atan sinh cosh tanh "
-    "asinh acosh atanh erf erfc rem pow atan2"
+    "asinh acosh atanh erf erfc rem pow atan2 "
+    "round_to_float32 round_to_bfloat16 round_to_float16"
 ).split()
 NUMBERS = {name: n for n, name in enumerate(FUNCTION_NAMES)}
 

@@ -1,0 +1,55 @@
+"""Values of a narrower dtype than the program's: rounded after every operation that may need it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import JaxprEqn
+
+from jaxmagma import precisions
+from jaxmagma.functions import ROUNDINGS
+from jaxmagma.jaxpr.equations import aval
+from jaxmagma.jaxpr.tiles import Read, Tiles
+from jaxmagma.precisions import is_narrower
+
+
+# What makes numbers of the dtype of its operands out of such, whatever dtype it computes in.
+_EXACT = frozenset(
+    """
+    neg abs sign floor ceil round max min rem clamp select_n inverse_binade
+    broadcast_in_dim reshape squeeze transpose rev slice dynamic_slice concatenate stack unstack
+    split pad tile gather dynamic_update_slice scatter reduce_max reduce_min cummax cummin sort
+    copy copy_p stop_gradient optimization_barrier
+    """.split()
+)
+
+
+def is_rounded(reader: Tiles, equation: JaxprEqn, operands: Sequence[Read], dtype: Any) -> bool:
+    """Whether what an equation makes in the program's dtype is to be rounded to a narrower one."""
+    name = equation.primitive.name
+    if not is_narrower(dtype, reader.dtype) or name in _EXACT:
+        return False
+    if name != "convert_element_type":
+        return True
+    given = aval(equation.invars[0]).dtype
+    if jnp.issubdtype(given, np.inexact):
+        return given != dtype and not is_narrower(given, dtype)
+    bounds = reader.bounds(operands[0], given)
+    return bounds is None or not precisions.has(np.dtype(dtype), bounds)
+
+
+def narrower(reader: Tiles, equation: JaxprEqn, operands: Sequence[Read]) -> Read | None:
+    """What goes by the digits or the exponents of its operands' own dtype, if it is narrower."""
+    dtype = np.dtype(aval(equation.outvars[0]).dtype) if equation.outvars else reader.dtype
+    if not is_narrower(dtype, reader.dtype):
+        return None
+    match equation.primitive.name:
+        case "product_error":
+            product = reader.emit("mul", *operands)  # which is exact
+            return reader.emit("sub", product, reader.emit(ROUNDINGS[dtype], product))
+        case "inverse_binade":
+            info = jnp.finfo(dtype)
+            made = reader.emit("max", reader.emit("inverse_binade", *operands), float(info.tiny))
+            return reader.emit("min", made, 2.0**info.maxexp / 2)
+    return None
