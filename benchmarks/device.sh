@@ -80,7 +80,7 @@ check_share() {
   shift 2
   while [[ $1 != -- ]]; do options+=("$1") && shift; done
   shift
-  JAXMAGMA_REQUIRE_GPU=1 JAXMAGMA_THREAD_CALLS=20 XLA_PYTHON_CLIENT_PREALLOCATE=false \
+  JAXMAGMA_REQUIRE_GPU=1 JAXMAGMA_THREAD_CALLS=${JAXMAGMA_THREAD_CALLS:-6} XLA_PYTHON_CLIENT_PREALLOCATE=false \
     XLA_PYTHON_CLIENT_ALLOCATOR=platform XLA_FLAGS="--xla_gpu_autotune_level=0" \
     ${deadline:+timeout --signal=INT --kill-after=20 "$((deadline - SECONDS))"} \
     compute-sanitizer --tool "$tool" --launch-timeout 0 "${ours[@]}" "${options[@]}" \
