@@ -127,8 +127,8 @@ struct InverseBinade {
 };
 
 // ---- Rounding --------------------------------------------------------------------------------
-// To the nearest number of a narrower type; ties go to even ones. As in XLA, doubles become floats
-// first, which changes nothing of what is computed of such numbers.
+// To the nearest number of a narrower type; ties go to even ones. Doubles become floats first, the
+// odd one of both neighbours unless they are floats: so nothing is rounded twice.
 
 struct RoundToFloat32 {
   __device__ __forceinline__ double operator()(double a) const { return float(a); }
@@ -139,8 +139,15 @@ struct RoundToFloat32 {
   }
 };
 
+__device__ __forceinline__ float RoundToOdd(double a) {
+  const float nearest = float(a);
+  if (nearest == a || a != a) return nearest;
+  const int beyond = ::fabs(double(nearest)) > ::fabs(a);
+  return __int_as_float((__float_as_int(nearest) - beyond) | 1);
+}
+
 struct RoundToBFloat16 {
-  __device__ __forceinline__ double operator()(double a) const { return (*this)(float(a)); }
+  __device__ __forceinline__ double operator()(double a) const { return (*this)(RoundToOdd(a)); }
   __device__ __forceinline__ float operator()(float a) const {
     const unsigned bits = __float_as_int(a);
     return a != a ? a : __int_as_float((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000);
@@ -148,7 +155,7 @@ struct RoundToBFloat16 {
 };
 
 struct RoundToFloat16 {
-  __device__ __forceinline__ double operator()(double a) const { return (*this)(float(a)); }
+  __device__ __forceinline__ double operator()(double a) const { return (*this)(RoundToOdd(a)); }
   __device__ __forceinline__ float operator()(float a) const {
     // Adding and subtracting what has 13 binades more leaves 10 binary digits, fewer of subnormals.
     const int bits = __float_as_int(a), exponent = bits & 0x7f800000, least = (127 - 14) << 23;

@@ -129,12 +129,12 @@ def hyperelastic(p: int, dtype: Any = "float64") -> ElementProgram:
 
 
 def stretches(p: int, components_last: bool = True, dtype: Any = "float64") -> ElementProgram:
-    """The largest and smallest stretch at every point of a deformation: a long function of it."""
+    """The largest stretch at every point of a deformation, and its energy: a long function."""
     b, g = bases(p, dtype)
 
     def of_point(f: Any) -> Any:
         values = jnp.linalg.eigvalsh(f.T @ f)
-        return jnp.sqrt(values[..., -1]), jnp.sqrt(jnp.maximum(values[..., 0], 0))
+        return jnp.sqrt(values[..., -1]), jnp.sum(values**2)
 
     def of_element(x: Any) -> Any:
         components = [x[..., i] if components_last else x[i] for i in range(3)]
