@@ -573,11 +573,12 @@ class Builder:
         if stack is not None:
             axis, tiles = stack
             with_it = next(before for before, _ in groups if axis in before)
-            # Axes that are not reshaped with that of the stack are those of its tiles.
+            # Axes that become one apart from that of the stack do so in its tiles.
             outer = [n for before, shape in groups if before < with_it for n in shape]
             inner = [n for before, shape in groups if before > with_it for n in shape]
             stacked = (*outer, *(old[n] for n in with_it), *inner)
-            if stacked == old:
+            is_split = any(len(before) < len(shape) for before, shape in groups)
+            if stacked == old or is_split:
                 return (yield from self._restacked(value, tile, groups))
             at = len(outer) + axis - with_it[0]
             parts = []

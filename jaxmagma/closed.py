@@ -41,11 +41,6 @@ def closed_forms() -> Iterator[None]:
         yield
 
 
-def inside_fuse() -> bool:
-    """Whether a function is being traced that is to be a program."""
-    return bool(_wanted.value)
-
-
 def det(a: Any) -> jax.Array | None:
     """The determinants of matrices along the last two axes; None where it is left to JAX."""
     if not _applies(a):

@@ -11,7 +11,6 @@ from typing import Any, overload
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import JaxprEqn
 
 from jaxmagma.choices import MODEL, Choice
 from jaxmagma.einsum import einsum
@@ -26,11 +25,6 @@ from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, plan
 from jaxmagma.primitive import program_p
 from jaxmagma.program import ElementProgram, View
 from jaxmagma.roofline import roofline
-from jaxmagma.segments import has_plain_branch
-
-
-# Why there is no kernel where the backend would have one.
-_LEFT = "it is arithmetic at the points alone, and XLA's loops of what the user wrote are as fast"
 
 
 @dataclass(frozen=True)
@@ -208,17 +202,9 @@ def _explain_function(
 ) -> tuple[Explanation, ...]:
     with plain_calls() as plain:
         jaxpr = jax.make_jaxpr(function)(*args)
-    left = set()
-    if device.platform == "cpu":
-        left = {id(y) for x in nested(jaxpr.jaxpr) if has_plain_branch(x) for y in nested(x)}
-    found = []
-    for equation in nested(jaxpr.jaxpr):
-        if equation.primitive is program_p:
-            program, shapes = _application(equation)
-            made = _explain_program(program, shapes, device)
-            if id(equation) in left and made.fused:
-                made = replace(made, reason=_LEFT, kernel="", source="", choice="")
-            found.append(made)
+    found = [
+        _explain_program(program, shapes, device) for program, shapes in applications(jaxpr.jaxpr)
+    ]
     found += [Explanation(device.platform, call.reason) for call in plain]
     return tuple(found)
 
@@ -227,13 +213,9 @@ def applications(jaxpr: Any) -> Iterator[tuple[ElementProgram, list[tuple[int, .
     """Every program that is applied, in nested jaxprs too, and the shapes of its arguments."""
     for equation in nested(jaxpr):
         if equation.primitive is program_p:
-            yield _application(equation)
-
-
-def _application(equation: JaxprEqn) -> tuple[ElementProgram, list[tuple[int, ...]]]:
-    program, kept = normal_form(equation.params["program"])
-    avals: list[Any] = [x.aval for x in equation.invars]
-    return program, [avals[n].shape for n in kept]
+            program, kept = normal_form(equation.params["program"])
+            avals: list[Any] = [x.aval for x in equation.invars]
+            yield program, [avals[n].shape for n in kept]
 
 
 def _explain_program(program: ElementProgram, shapes: Any, device: jax.Device) -> Explanation:

@@ -20,10 +20,9 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
 from jax.extend.core.primitives import convert_element_type_p
 
-from jaxmagma import calculus, integers, primitive
-from jaxmagma.builder import Builder, Built
+from jaxmagma import integers, primitive
+from jaxmagma.builder import Builder
 from jaxmagma.capacity import can_be_constant, surely_fits, too_large, traced_once
-from jaxmagma.closed import inside_fuse
 from jaxmagma.conditions import Kind
 from jaxmagma.derivatives import with_rules
 from jaxmagma.fallback import PlainCall, tell
@@ -38,14 +37,12 @@ from jaxmagma.jaxpr import (
     is_empty,
     is_extended,
     is_pure,
-    nested,
 )
 from jaxmagma.lines import Line, Lines, Variable, differentiated, inlined, variables
-from jaxmagma.lowering import leaves_to_cpu
 from jaxmagma.normal import normal_form
 from jaxmagma.plan import one_by_one, plan
 from jaxmagma.precisions import is_narrower
-from jaxmagma.program import Contract, ElementProgram, Input, Output
+from jaxmagma.program import Input, Output
 
 
 # The folders whose lines are not the user's.
@@ -190,9 +187,7 @@ class _Segment:
             return [found[x.value] for x in results]
 
         ruled = differentiated([line for line, _ in self._lines], variables)
-        has_rules = any(line.has_own_derivative for line in ruled)
-        left = bool(variables) and self._is_left_to_cpu(built, normal)
-        if not has_rules and not left:
+        if not any(line.has_own_derivative for line in ruled):
             return fused(*arguments)
         numbers = {id(x): n for n, x in enumerate(jax.tree.leaves(self._operands))}
         wanted = [numbers[id(x)] for x in arguments]
@@ -202,48 +197,13 @@ class _Segment:
             leaves = jax.tree.leaves(operands)
             return fused(*(leaves[n] for n in wanted))
 
-        def plain_of(*operands: jax.Array) -> list[jax.Array]:
-            return [jnp.asarray(x, dtype) for x in plain(*operands)]
-
-        if not left:
-            return with_rules(fused_of, plain_of, self._operands, self._kinds, evaluate)
-        # Each has the dtypes of JAX, so that what the user wrote has no conversions.
-        own = [x.aval.dtype for x in variables]
-
-        def typed(*operands: jax.Array) -> list[jax.Array]:
-            return [_as_dtype(*x) for x in zip(fused_of(*operands), own, strict=True)]
-
-        def chosen(*operands: jax.Array) -> list[jax.Array]:
-            return list(jax.lax.platform_dependent(*operands, cpu=plain, default=typed))
-
-        if not has_rules:
-            return chosen(*self._operands)
-
-        def numbers_of(*operands: jax.Array) -> list[jax.Array]:
-            return [jnp.asarray(x, dtype) for x in chosen(*operands)]
-
-        return with_rules(numbers_of, plain_of, self._operands, self._kinds, evaluate)
-
-    def _is_left_to_cpu(self, built: Built, normal: ElementProgram) -> bool:
-        """Whether a CPU has no kernel for it, so that there its lines run as they are.
-
-        XLA's version of a program is one of components, and may be slower than what the user wrote.
-        """
-        if any(isinstance(x, Gathered) for x in self._operands) or inside_fuse():
-            return False
-        if not traced_once() or not jax.sharding.get_abstract_mesh().empty:
-            return False  # each call would be compiled; or types have shardings
-        if any(isinstance(x, Contract) and _is_product(x) for x in normal.operations):
-            return False
-        kinds = {id(x): kind for x, kind in zip(self._operands, self._kinds, strict=True)}
-        arrays = {x.number: x.array for x in self._inputs.values()}
-        positions = [
-            0 if kinds[id(arrays[n])] == Kind.MAPPED else None for n in built.inputs if n in arrays
-        ]
-        if all(x is None for x in positions):
-            return False
-        batched, _ = normal_form(calculus.batch(built.program, positions)[0])
-        return leaves_to_cpu(batched, all(_is_arithmetic(line.equation) for line, _ in self._lines))
+        return with_rules(
+            fused_of,
+            lambda *values: [jnp.asarray(x, dtype) for x in plain(*values)],
+            self._operands,
+            self._kinds,
+            evaluate,
+        )
 
     def plain(self, variables: Sequence[Variable]) -> list[jax.Array]:
         """The values of variables of the lines, by plain JAX."""
@@ -275,41 +235,6 @@ class _Number:
     """Of an operand of a segment."""
 
     number: int
-
-
-# What XLA makes one loop of that is as fast as any, however many there are.
-_ARITHMETIC = frozenset(
-    """
-    neg abs sign floor ceil round sqrt rsqrt square integer_pow add sub mul div max min clamp
-    eq ne lt le gt ge is_finite not and or xor select_n convert_element_type stop_gradient
-    broadcast_in_dim reshape squeeze transpose rev slice concatenate stack unstack split pad tile
-    copy copy_p add_any custom_jvp_call jit pjit
-    """.split()
-)
-
-
-def _is_arithmetic(equation: JaxprEqn) -> bool:
-    every = [equation, *nested(equation)]
-    return all(x.primitive.name in _ARITHMETIC for x in every)
-
-
-# Of a condition by the platform, whose first branch is for CPUs.
-_BY_PLATFORM = (("cpu",), None)
-
-
-def has_plain_branch(equation: JaxprEqn) -> bool:
-    """Whether it applies a program, but not on a CPU."""
-    return bool(equation.params.get("branches_platforms") == _BY_PLATFORM)
-
-
-def _is_product(contraction: Contract) -> bool:
-    """Whether it may be one of matrices."""
-    used = {x for _, labels in contraction.terms for x in labels}
-    return (
-        len(contraction.terms) > 1
-        and bool(contraction.output)
-        and bool(used - {*contraction.output})
-    )
 
 
 class TooLarge(Exception):

@@ -1,8 +1,6 @@
 """What no kernel can do: the result is vmap's, and who asks hears what it was and where."""
 
 import inspect
-import re
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -242,73 +240,3 @@ def test_zeros_keep_their_sign_where_values_are_put_together() -> None:
     found, expected = jm.fuse(element)(x), jax.vmap(element)(x)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(np.signbit(one), np.signbit(other))
-
-
-# ---- Arithmetic at points, on a CPU --------------------------------------------------------------
-
-
-def splines(x: jax.Array) -> jax.Array:
-    """Weights of a particle in two directions."""
-    f = 10 * x - jnp.floor(10 * x - 0.5)
-    w = jnp.stack([0.5 * (1.5 - f) ** 2, 0.75 - (f - 1) ** 2, 0.5 * (f - 0.5) ** 2])
-    return w[:, None, 0] * w[None, :, 1]
-
-
-def shared(x: jax.Array) -> jax.Array:
-    return jnp.where(x > SHARED[0], jnp.maximum(x * SHARED, 0.1), x / 2)
-
-
-SHARED = np.array([0.3, 0.7])
-POINTWISE = {
-    "splines": splines,
-    "rules": lambda x: jax.nn.relu(x - 0.5) * x[0],
-    "two dtypes": lambda x: (x * x.astype(np.float32), (3 * x).astype(np.float32), x > 0.5),
-    "shared": shared,
-    "integers": lambda x: (x + jnp.floor(8 * x).astype(np.int32), jnp.floor(8 * x).astype(int)),
-}
-
-
-def opcodes(function: Function, *xs: Any) -> Counter[str]:
-    text = jax.jit(function).lower(*xs).compile().as_text()
-    return Counter(re.findall(r" = \S+ ([\w-]+)\(", text or ""))
-
-
-@pytest.mark.parametrize("name", POINTWISE)
-def test_cpus_run_what_the_user_wrote(name: str) -> None:
-    """Not the program, in components; but other platforms do."""
-    x, function = jax.random.uniform(jax.random.key(0), (50, 2)), POINTWISE[name]
-    fused, plain = jm.fuse(function), jax.vmap(function)
-    assert len(programs(jax.jit(fused), x)) == 1
-    assert opcodes(fused, x) == opcodes(plain, x)
-    for one, other in zip(
-        jax.tree.leaves(jax.jit(fused)(x)), jax.tree.leaves(jax.jit(plain)(x)), strict=True
-    ):
-        assert (one.dtype, one.weak_type) == (other.dtype, other.weak_type)
-        np.testing.assert_array_equal(one, other)
-    text = jax.jit(fused).trace(x).lower(lowering_platforms=("cuda",)).as_text()
-    assert "jaxmagma_cuda" in text
-
-
-@pytest.mark.parametrize("name", POINTWISE)
-def test_derivatives_of_what_the_user_wrote(name: str) -> None:
-    x, function = jax.random.uniform(jax.random.key(0), (7, 3, 2)), POINTWISE[name]
-
-    def derived(transform: Function) -> Any:
-        def energy(x: jax.Array) -> jax.Array:
-            made = jax.vmap(transform(function))(x)
-            parts = [jnp.sum(jnp.sin(y.astype(float))) for y in jax.tree.leaves(made)]
-            return jnp.sum(jnp.stack(parts))
-
-        slope = jax.grad(energy)
-        return jax.jit(lambda x: (energy(x), slope(x), jax.jvp(slope, (x,), (jnp.cos(x),))[1]))(x)
-
-    for one, other in zip(derived(jm.fuse), derived(jax.vmap), strict=True):
-        assert_close(one, other, 1e-6)
-
-
-def test_explain_says_so_where_a_kernel_would_be_slower() -> None:
-    x = jnp.ones((50, 2))
-    (found,) = jm.explain(jax.jit(jm.fuse(splines)), x, quiet=True)
-    assert found.reason is not None and "as fast" in found.reason
-    (found,) = jm.explain(jax.jit(jm.fuse(lambda a: a @ a)), jnp.ones((50, 9, 9)), quiet=True)
-    assert found.fused

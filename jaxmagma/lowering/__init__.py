@@ -30,21 +30,6 @@ def lower(program: ElementProgram, extents: tuple[int, ...], platform: str) -> K
     )
 
 
-def leaves_to_cpu(program: ElementProgram, is_loop: bool) -> bool:
-    """Whether a CPU has no kernel for a program, however many elements there are.
-
-    ``is_loop`` says that XLA has one loop for what it was read from.
-    """
-    if isinstance(native.load("cpu"), str):
-        return False
-    for extents in ((1,) * program.batch_rank, (1 << 40,) * program.batch_rank):
-        choice = choices.choose(program, extents, "cpu")
-        if not (choice.is_model or choice.plain):
-            return False
-    cpu = importlib.import_module("jaxmagma.lowering.cpu")
-    return is_loop or bool(cpu.is_bound_by_memory(planned(program, "cpu")))
-
-
 def lower_for(
     program: ElementProgram, extents: tuple[int, ...], target: Target, choice: Choice = MODEL
 ) -> Kernel | Declined:

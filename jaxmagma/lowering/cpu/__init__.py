@@ -204,10 +204,11 @@ def _unknown(plan: Plan) -> str | None:
 
 def _no_gain(plan: Plan, elements: int) -> str | None:
     """Why XLA is as fast, or None."""
-    if is_bound_by_memory(plan):
-        return "without a product of matrices it is bound by memory, and XLA's loops are as fast"
     steps = [step for number, step in plan.numbered_steps() if plan.tiles[number].batched]
     products = [step for step in steps if isinstance(step, Product)]
+    has_products = any(_is_matrix_product(plan, step) for step in products)
+    if not (has_products or _computes_much(plan) or _has_many_pieces(plan)):
+        return "without a product of matrices it is bound by memory, and XLA's loops are as fast"
     if len(steps) == 1 and _is_one_for_all_elements(plan, products[0]):
         return "it is one matrix product for all elements, and XLA's is as fast"
     if len(steps) == 1 and _is_fused(plan, products[0]):
@@ -220,16 +221,6 @@ def _no_gain(plan: Plan, elements: int) -> str | None:
             "worth a call of their own"
         )
     return None
-
-
-def is_bound_by_memory(plan: Plan) -> bool:
-    """Whether XLA's loops are as fast, however many elements there are."""
-    has_products = any(
-        isinstance(step, Product) and _is_matrix_product(plan, step)
-        for number, step in plan.numbered_steps()
-        if plan.tiles[number].batched
-    )
-    return not (has_products or _computes_much(plan) or _has_many_pieces(plan))
 
 
 def _computes_much(plan: Plan) -> bool:
