@@ -172,8 +172,9 @@ struct Of {
     const Singles magnitude = AsSingles(bits & (Words{} + 0x7fffffff));
     const Words exponent = bits & (Words{} + 0x7f800000);
     const Words is_normal = exponent > Words{} + kLeast;
-    const Words least = Words{} + kLeast;
-    const Singles big = AsSingles(((is_normal & exponent) | (~is_normal & least)) + (13 << 23));
+    const Words own = (is_normal & exponent) | (~is_normal & (Words{} + kLeast));
+    const UnsignedWords more = reinterpret_cast<UnsignedWords>(own) + (13u << 23);
+    const Singles big = AsSingles(reinterpret_cast<Words>(more));
     Singles sum = magnitude + big;
     asm("" : "+m"(sum));  // not to be simplified
     const Words rounded = reinterpret_cast<Words>(sum - big);

@@ -158,7 +158,8 @@ struct RoundToFloat16 {
   __device__ __forceinline__ double operator()(double a) const { return (*this)(RoundToOdd(a)); }
   __device__ __forceinline__ float operator()(float a) const {
     // Adding and subtracting what has 13 binades more leaves 10 binary digits, fewer of subnormals.
-    const int bits = __float_as_int(a), exponent = bits & 0x7f800000, least = (127 - 14) << 23;
+    const int bits = __float_as_int(a);
+    const unsigned exponent = bits & 0x7f800000, least = (127u - 14u) << 23;
     const float magnitude = ::fabsf(a);
     const float big = __int_as_float((exponent > least ? exponent : least) + (13 << 23));
     const float sum = magnitude + big;
