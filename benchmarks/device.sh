@@ -80,7 +80,7 @@ check_share() {
   shift 2
   while [[ $1 != -- ]]; do options+=("$1") && shift; done
   shift
-  JAXMAGMA_REQUIRE_GPU=1 JAXMAGMA_THREAD_CALLS=${JAXMAGMA_THREAD_CALLS:-6} XLA_PYTHON_CLIENT_PREALLOCATE=false \
+  JAXMAGMA_REQUIRE_GPU=1 JAXMAGMA_THREAD_CALLS="${calls:-20}" XLA_PYTHON_CLIENT_PREALLOCATE=false \
     XLA_PYTHON_CLIENT_ALLOCATOR=platform XLA_FLAGS="--xla_gpu_autotune_level=0" \
     ${deadline:+timeout --signal=INT --kill-after=20 "$((deadline - SECONDS))"} \
     compute-sanitizer --tool "$tool" --launch-timeout 0 "${ours[@]}" "${options[@]}" \
@@ -96,8 +96,9 @@ omitted="more_values_than_31_bits or cache_is_used_and_repaired"
 # JAX asks the driver for what some drivers do not have: that is no error of a kernel.
 memcheck() { sanitized memcheck "$omitted" --report-api-errors no; }
 
-# There is no time for a second choice before the test of tuning wants to see two.
-racecheck() { sanitized racecheck "$omitted or (test_tune and test_on_a_gpu)"; }
+# There is no time for a second choice before the test of tuning wants to see two, nor for as many
+# calls of every thread.
+racecheck() { calls=6 sanitized racecheck "$omitted or (test_tune and test_on_a_gpu)"; }
 
 benchmark() {
   # Without peers first: that is what there is time for where a device is short.

@@ -71,7 +71,7 @@ def _first_calls(workload: Workload) -> dict[str, float]:
         for shape in workload.shapes
     ]
     jax.block_until_ready(args)
-    seconds = {}
+    seconds: dict[str, float] = {}
     functions = workload.functions()
     for name in [x for x in ("jm", "jnp") if x in functions]:
         gc.collect()  # what others have left behind is not what this one costs

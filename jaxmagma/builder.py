@@ -484,7 +484,7 @@ class Builder:
         if isinstance(operation, Contract | Map) and self._comes_apart(operation, axis):
             label = operation.output[axis]
             terms = yield from self._at(operation.terms, label, k)
-            return self._again(operation, terms, operation.output.replace(label, ""))
+            return self.again(operation, terms, operation.output.replace(label, ""))
         strides = row_major(tile)
         rest = tuple(n for n in range(len(tile)) if n != axis)
         return self.view(
@@ -546,7 +546,7 @@ class Builder:
                         operand = yield Builder._slice, operand, position, *where
                 terms.append((operand, labels))
             sizes = {**operation.extents, label: count}
-            return self._again(operation, terms, operation.output, sizes)
+            return self.again(operation, terms, operation.output, sizes)
         strides = list(row_major(tile))
         offset = start * strides[axis]
         strides[axis] *= step
@@ -577,6 +577,7 @@ class Builder:
             outer = [n for before, shape in groups if before < with_it for n in shape]
             inner = [n for before, shape in groups if before > with_it for n in shape]
             stacked = (*outer, *(old[n] for n in with_it), *inner)
+            # What one becomes several of may come out of a table, and is components.
             is_split = any(len(before) < len(shape) for before, shape in groups)
             if stacked == old or is_split:
                 return (yield from self._restacked(value, tile, groups))
@@ -608,7 +609,7 @@ class Builder:
             value = yield Builder._reshape, value, tile
             terms.append((value, "".join(parts.get(x, x) for x in labels)))
         output = "".join(parts.get(x, x) for x in operation.output)
-        return self._again(operation, terms, output, extents)
+        return self.again(operation, terms, output, extents)
 
     def _restacked(
         self, value: int, tile: tuple[int, ...], groups: Sequence[tuple[list[int], list[int]]]
@@ -698,7 +699,7 @@ class Builder:
                 return labels[stack[0]]
         return None
 
-    def _again(
+    def again(
         self,
         operation: Contract | Map,
         terms: Terms,

@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from jaxmagma.axes import Axis, JoinedAxes
 from jaxmagma.builder import MOST_COMPONENTS, Builder
 from jaxmagma.memo import remembered
 from jaxmagma.program import (
@@ -52,17 +53,17 @@ def normal_form(program: ElementProgram) -> tuple[ElementProgram, tuple[int, ...
 # ---- Kinds of axes -------------------------------------------------------------------------------
 
 
-class _Axes:
+class _Axes(JoinedAxes):
     """Axes of values, those that are one joined, and which are component axes."""
 
     def __init__(self, program: ElementProgram) -> None:
+        super().__init__()
         self.program = program
-        self._parent: dict[tuple[int, int], tuple[int, int]] = {}
-        self._apart: set[tuple[int, int]] = set()
+        self._apart: set[Axis] = set()
         numbered = list(enumerate(program.operations, start=len(program.inputs)))
         for number, operation in numbered:
             self._join_axes(number, operation)
-        self._apart = set(map(self._root, self._apart))  # from here on no axes are joined
+        self._apart = set(map(self.root, self._apart))  # from here on no axes are joined
         products = [x for _, x in numbered if isinstance(x, Contract)]
         self._apart -= {x for product in products for x in self._modes(product)}
         applied = {
@@ -80,7 +81,7 @@ class _Axes:
     def components(self, value: int) -> list[int]:
         """The component axes of a value, the last one first."""
         tile = self.program.tiles[value]
-        found = [n for n in range(len(tile)) if self._root((value, n)) in self._apart]
+        found = [n for n in range(len(tile)) if self.root((value, n)) in self._apart]
         count = math.prod(tile[n] for n in found)
         return list(reversed(found)) if count <= _MOST_PIECES else []
 
@@ -89,10 +90,7 @@ class _Axes:
     def _join_axes(self, number: int, operation: Operation) -> None:
         tiles = self.program.tiles
         if isinstance(operation, Contract | Map):
-            first: dict[str, tuple[int, int]] = {}
-            for value, labels in (*operation.terms, (number, operation.output)):
-                for axis, label in enumerate(labels):
-                    self._join(first.setdefault(label, (value, axis)), (value, axis))
+            self.join_labelled([*operation.terms, (number, operation.output)])
         elif isinstance(operation, View):
             whole, where = operation.operand, (operation.offset, operation.strides)
             self._boxed(whole, number, box_of(tiles[whole], *where, operation.tile))
@@ -102,7 +100,7 @@ class _Axes:
         else:
             rank = len(tiles[operation.index])
             for axis in range(1, len(tiles[operation.vector])):
-                self._join((operation.vector, axis), (number, rank + axis - 1))
+                self.join((operation.vector, axis), (number, rank + axis - 1))
 
     def _boxed(
         self, whole: int, part: int, box: Iterable[tuple[int, int, int, int | None]] | None
@@ -110,23 +108,13 @@ class _Axes:
         for axis, (start, step, count, position) in enumerate(box or ()):
             extent = self.program.tiles[whole][axis]
             if (start, step, count) == (0, 1, extent) and position is not None:
-                self._join((whole, axis), (part, position))
+                self.join((whole, axis), (part, position))
             elif 1 < extent <= MOST_COMPONENTS:
                 self._apart.add((whole, axis))
                 if position is not None:
                     self._apart.add((part, position))
 
-    def _root(self, x: tuple[int, int]) -> tuple[int, int]:
-        while x in self._parent:
-            x = self._parent[x]
-        return x
-
-    def _join(self, x: tuple[int, int], y: tuple[int, int]) -> None:
-        x, y = self._root(x), self._root(y)
-        if x != y:
-            self._parent[y] = x
-
-    def _modes(self, product: Contract) -> Iterator[tuple[int, int]]:
+    def _modes(self, product: Contract) -> Iterator[Axis]:
         """Axes along which a shared matrix is applied, and too many values were components.
 
         So the faces of an element, which are a part of it, leave the rest of it a field.
@@ -134,19 +122,19 @@ class _Axes:
         matrices = [labels for x, labels in product.terms if not self.program.batch[x]]
         applied = {x for labels in matrices for x in labels if x not in product.output}
         for value, labels in _batched(self.program, product):
-            roots = [self._root((value, axis)) for axis in range(len(labels))]
+            roots = [self.root((value, axis)) for axis in range(len(labels))]
             for root in {roots[axis] for axis, label in enumerate(labels) if label in applied}:
                 own = (n for n, x in enumerate(roots) if x == root)
                 if math.prod(self.program.tiles[value][n] for n in own) > _MOST_APPLIED:
                     yield root
 
-    def _applied(self, number: int, product: Contract) -> Iterator[tuple[int, int]]:
+    def _applied(self, number: int, product: Contract) -> Iterator[Axis]:
         """Axes along which a shared matrix is applied, or which it makes, however many values."""
         output = set(product.output)
         matrices = [set(labels) for x, labels in product.terms if not self.program.batch[x]]
         applied = {label for labels in matrices if labels - output for label in labels}
         for value, labels in (*_batched(self.program, product), (number, product.output)):
-            yield from (self._root((value, n)) for n, x in enumerate(labels) if x in applied)
+            yield from (self.root((value, n)) for n, x in enumerate(labels) if x in applied)
 
     # Small matrices.
 
@@ -158,16 +146,16 @@ class _Axes:
             for value, labels in batched:
                 for axis, label in enumerate(labels):
                     if self.program.tiles[value][axis] <= _LARGEST_MATRIX and label not in points:
-                        self._apart.add(self._root((value, axis)))
+                        self._apart.add(self.root((value, axis)))
 
-    def _small_sums(self, product: Contract) -> Iterator[tuple[int, int]]:
+    def _small_sums(self, product: Contract) -> Iterator[Axis]:
         """The axes of a sum at each point, without a matrix."""
         if len(product.terms) == 1 and product.output:
             ((value, labels),) = product.terms
             for axis, label in enumerate(labels):
                 small = self.program.tiles[value][axis] <= _LARGEST_MATRIX
                 if small and label not in product.output:
-                    yield self._root((value, axis))
+                    yield self.root((value, axis))
 
     def _small_of_elements(self, product: Contract) -> bool:
         """A matrix of the element, applied at every point, has no other axes than components."""
@@ -178,7 +166,7 @@ class _Axes:
             small = max(self.program.tiles[value], default=1) <= _LARGEST_MATRIX
             if small and self.components(value) and others & set(product.output) - set(labels):
                 own = (n for n, label in enumerate(labels) if label not in points)
-                self._apart.update(self._root((value, n)) for n in own)
+                self._apart.update(self.root((value, n)) for n in own)
         return len(self._apart) > before
 
 
@@ -304,10 +292,7 @@ def _copied(
 ) -> int:
     if isinstance(operation, Contract | Map):
         terms = [(numbers[x], labels) for x, labels in operation.terms]
-        if isinstance(operation, Contract):
-            return builder.contract(terms, operation.output, operation.extents)
-        function, output = operation.function, operation.output
-        return builder.pointwise(function, terms, output, operation.extents)
+        return builder.again(operation, terms, operation.output)
     if isinstance(operation, View):
         value = numbers[operation.operand]
         return builder.part(value, operation.offset, operation.strides, operation.tile)

@@ -8,13 +8,11 @@ axes are followed by labels, as by the normal form, they had better have one nam
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
+from jaxmagma.axes import Axis, JoinedAxes
 from jaxmagma.builder import Builder
 from jaxmagma.labels import letters
 from jaxmagma.program import Contract, ElementProgram, Gather, Map, Output, View
 from jaxmagma.strides import row_major
-
-
-Axis = tuple[int, int]  # of a value
 
 
 def with_axes_split(program: ElementProgram) -> ElementProgram:
@@ -26,15 +24,15 @@ def with_axes_split(program: ElementProgram) -> ElementProgram:
 # ---- Where axes are cut --------------------------------------------------------------------------
 
 
-class _Axes:
+class _Axes(JoinedAxes):
     """Axes of values, those that are one joined, and the places at which they are cut.
 
     A cut is the number of places along an axis that are on its inner side.
     """
 
     def __init__(self, program: ElementProgram) -> None:
+        super().__init__()
         self.program = program
-        self._parent: dict[Axis, Axis] = {}
         self._cuts: dict[Axis, set[int]] = {}
         self._whole: set[Axis] = set()  # axes that stay as they are
         # Of each reshape, axes of either side with their strides in memory.
@@ -55,11 +53,11 @@ class _Axes:
         changed = bool(self._reshapes)
         while changed:
             changed = any([self._meet(reshape) for reshape in self._reshapes])
-        whole = {self._root(x) for x in self._whole}
+        whole = {self.root(x) for x in self._whole}
         found: dict[Axis, tuple[int, ...]] = {}
         for number, tile in enumerate(self.program.tiles):
             for axis, extent in enumerate(tile):
-                root = self._root((number, axis))
+                root = self.root((number, axis))
                 cuts = [1, *sorted(self._cuts.get(root, ())), extent]
                 if len(cuts) > 2 and root not in whole:
                     if all(y % x == 0 for x, y in itertools.pairwise(cuts)):
@@ -68,10 +66,7 @@ class _Axes:
         return found
 
     def _labelled(self, number: int, operation: Contract | Map) -> None:
-        first: dict[str, Axis] = {}
-        for value, labels in (*operation.terms, (number, operation.output)):
-            for axis, label in enumerate(labels):
-                self._join(first.setdefault(label, (value, axis)), (value, axis))
+        self.join_labelled([*operation.terms, (number, operation.output)])
         for value, labels in operation.terms:
             # Along the axes of a matrix that is applied, a table of all of them is one product.
             if not self.program.batch[value] and len(labels) > 1:
@@ -110,14 +105,14 @@ class _Axes:
             for place in places:
                 if stride < place < self._end(axis, stride):
                     cut, rest = divmod(place, stride)
-                    cuts = self._cuts.setdefault(self._root(axis), set())
+                    cuts = self._cuts.setdefault(self.root(axis), set())
                     if not rest and self._extent(axis) % cut == 0 and cut not in cuts:
                         cuts.add(cut)
                         changed = True
         return changed
 
     def _places(self, axis: Axis, stride: int) -> Iterator[int]:
-        cuts = self._cuts.get(self._root(axis), ())
+        cuts = self._cuts.get(self.root(axis), ())
         yield from (stride, self._end(axis, stride), *(cut * stride for cut in cuts))
 
     def _extent(self, axis: Axis) -> int:
@@ -125,17 +120,6 @@ class _Axes:
 
     def _end(self, axis: Axis, stride: int) -> int:
         return stride * self._extent(axis)
-
-    def _root(self, x: Axis) -> Axis:
-        while x in self._parent:
-            x = self._parent[x]
-        return x
-
-    def _join(self, x: Axis, y: Axis) -> None:
-        x, y = self._root(x), self._root(y)
-        if x != y:
-            self._parent[y] = x
-            self._cuts.setdefault(x, set()).update(self._cuts.pop(y, ()))
 
 
 # ---- Rewriting -----------------------------------------------------------------------------------
@@ -181,10 +165,7 @@ def _rewritten(program: ElementProgram, split: dict[Axis, tuple[int, ...]]) -> E
                 for value, labels in operation.terms
             ]
             output = "".join(map(names.__getitem__, operation.output))
-            if isinstance(operation, Contract):
-                numbers[number] = builder.contract(terms, output, sizes)
-            else:
-                numbers[number] = builder.pointwise(operation.function, terms, output, sizes)
+            numbers[number] = builder.again(operation, terms, output, sizes)
         elif isinstance(operation, Gather):
             numbers[number] = builder.copy(operation, dict(enumerate(given)))
         elif isinstance(operation, View):

@@ -40,7 +40,7 @@ class Reader(Tiles):
         decided = self._decided(equation, operands)
         if decided is not None:
             return [np.full(made[0].shape, decided)]
-        found = None if limits is None else whole_numbers(self, equation, operands, limits)
+        found = None if limits is None else whole_numbers(self, equation, operands)
         if found is None:
             found = narrower(self, equation, operands)
         if found is None:

@@ -73,9 +73,7 @@ def _can_wrap(reader: Tiles, dtype: np.dtype) -> bool:
     return bool(jnp.iinfo(dtype).bits <= jnp.finfo(reader.dtype).nmant)
 
 
-def whole_numbers(
-    reader: Tiles, equation: JaxprEqn, operands: Sequence[Read], limits: Bounds
-) -> Read | None:
+def whole_numbers(reader: Tiles, equation: JaxprEqn, operands: Sequence[Read]) -> Read | None:
     """What makes integers otherwise than the function of numbers does; None if that does."""
     name, dtype = equation.primitive.name, aval(equation.outvars[0]).dtype
     given = [aval(x).dtype for x in equation.invars]

@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
+from jaxmagma.axes import Axis, JoinedAxes
 from jaxmagma.lowering.cuda.panels.association import SHORTEST
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange
 from jaxmagma.program import Gather, Place, View
@@ -198,11 +199,9 @@ def _fields_along(plan: Plan, axes: "_LongAxes") -> Fields:
 
 # ---- Long axes -----------------------------------------------------------------------------------
 
+
 # An axis of a tile, and the step that reads it there if each one has its own.
-_Axis = tuple[int, ...]
-
-
-class _LongAxes:
+class _LongAxes(JoinedAxes):
     """Which axes of tiles are one, and long.
 
     Those of a table are of one kind wherever it is used, if they are ``joined``. The axis with the
@@ -212,33 +211,33 @@ class _LongAxes:
     def __init__(
         self, plan: Plan, apart: bool, joined: bool = True, short: int | None = None
     ) -> None:
-        self._parent: dict[_Axis, _Axis] = {}
-        candidates: list[_Axis] = []
+        super().__init__()
+        candidates: list[Axis] = []
         for number, step in plan.numbered_steps():
             if isinstance(step, Product | Rearrange | Pointwise):
-                first: dict[str, _Axis] = {}
+                first: dict[str, Axis] = {}
                 for tile, labels in (*step.terms, (number, step.output_labels)):
                     own = () if joined or plan.tiles[tile].batched else (number,)
                     for axis, label in enumerate(labels):
                         one = (tile, axis, *own)
-                        self._join(first.setdefault(label, one), one)
+                        self.join(first.setdefault(label, one), one)
                 if isinstance(step, Product):
                     candidates += [first[x] for x in _of_tables(plan, step)]
             elif isinstance(step, Gather):
                 rank = len(plan.tiles[step.index].shape)
                 for axis in range(rank):
-                    self._join((step.index, axis), (number, axis))
+                    self.join((step.index, axis), (number, axis))
                 for axis in range(1, len(plan.tiles[step.vector].shape)):
-                    self._join((step.vector, axis), (number, rank + axis - 1))
+                    self.join((step.vector, axis), (number, rank + axis - 1))
             else:
                 for whole, part, offset, strides in _parts(number, step):
                     shapes = plan.tiles[whole].shape, plan.tiles[part].shape
                     box = box_of(shapes[0], offset, strides, shapes[1])
                     for axis, (start, by, count, position) in enumerate(box or ()):
                         if (start, by, count) == (0, 1, shapes[0][axis]) and position is not None:
-                            self._join((whole, axis), (part, position))
+                            self.join((whole, axis), (part, position))
         long = [x for x in candidates if plan.tiles[x[0]].shape[x[1]] >= SHORTEST and not apart]
-        roots = dict.fromkeys(map(self._root, long))
+        roots = dict.fromkeys(map(self.root, long))
         if short is not None:
             del roots[list(roots)[short]]
         self._numbers = {root: n for n, root in enumerate(roots)}
@@ -248,13 +247,13 @@ class _LongAxes:
 
     def of(self, tile: int, axis: int) -> int | None:
         """The number of the long axis that an axis of a tile is, if it is one."""
-        return self._numbers.get(self._root((tile, axis)))
+        return self._numbers.get(self.root((tile, axis)))
 
     def is_of_rows(self, tile: int, axis: int) -> bool:
         """Whether an axis of a tile is over rows of an element."""
-        return self._rows is not None and self._root((tile, axis)) == self._rows
+        return self._rows is not None and self.root((tile, axis)) == self._rows
 
-    def _of_rows(self, plan: Plan) -> _Axis | None:
+    def _of_rows(self, plan: Plan) -> Axis | None:
         """The axis over rows, if there is one: the first of every operand and result."""
         inputs = len(plan.program.inputs)
         batched = [n for n, x in enumerate(plan.tiles) if x.batched]
@@ -262,25 +261,15 @@ class _LongAxes:
             return None
         if not all(plan.tiles[n].shape for n in batched):
             return None
-        first = self._root((batched[0], 0))
+        first = self.root((batched[0], 0))
         where = {
-            n: [axis for axis in range(len(x.shape)) if self._root((n, axis)) == first]
+            n: [axis for axis in range(len(x.shape)) if self.root((n, axis)) == first]
             for n, x in enumerate(plan.tiles)
         }
         ends = [n for n in batched if n < inputs or n in plan.results]
         alike = all(len(where[n]) == 1 for n in batched) and all(where[n] == [0] for n in ends)
         shared = any(where[n] for n, x in enumerate(plan.tiles) if not x.batched)
         return first if alike and not shared and first not in self._numbers else None
-
-    def _root(self, x: _Axis) -> _Axis:
-        while x in self._parent:
-            x = self._parent[x]
-        return x
-
-    def _join(self, x: _Axis, y: _Axis) -> None:
-        x, y = self._root(x), self._root(y)
-        if x != y:
-            self._parent[y] = x
 
 
 def _parts(number: int, step: View | Place) -> list[tuple[int, int, int, tuple[int, ...]]]:
