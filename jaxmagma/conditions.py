@@ -50,17 +50,33 @@ def results(equation: JaxprEqn, operands: Kinds) -> list[Kind]:
         consts, carry = scan_counts(equation.params) or (0, 0)
         made = _followed(equation.params["jaxpr"], body)
         return [*body[consts : consts + carry], *made[carry:]]
+    if name == "while" and {"cond_nconsts", "body_nconsts"} <= equation.params.keys():
+        return _of_while(equation, operands)
     if name in ("while", "element_program"):
         largest = min(largest, Kind.UNSURE)
     return [largest] * len(equation.outvars)
 
 
+def _of_while(equation: JaxprEqn, operands: Kinds) -> list[Kind]:
+    """What is left of a loop: all of it differs if it ends sooner for one element than another."""
+    ends, steps = (equation.params[x] for x in ("cond_nconsts", "body_nconsts"))
+    body, count = equation.params["body_jaxpr"], len(equation.outvars)
+    carried = _carried(body, operands[ends:], steps, count)[steps:]
+    (goes_on,) = _followed(equation.params["cond_jaxpr"], [*operands[:ends], *carried])
+    return [Kind.MAPPED if goes_on == Kind.MAPPED else kind for kind in carried]
+
+
 def _into_body(equation: JaxprEqn, operands: Kinds) -> list[Kind]:
-    """What goes into the steps of a loop: what one step carries into the next is of one kind."""
+    """What goes into the steps of a scan."""
     consts, carry = scan_counts(equation.params) or (0, 0)
+    return _carried(equation.params["jaxpr"], operands, consts, carry)
+
+
+def _carried(body: ClosedJaxpr, operands: Kinds, consts: int, carry: int) -> list[Kind]:
+    """What goes into the steps of a loop: what one step carries into the next is of one kind."""
     kinds = list(operands)
     while True:
-        made = _followed(equation.params["jaxpr"], kinds)[:carry]
+        made = _followed(body, kinds)[:carry]
         joined = [max(pair) for pair in zip(kinds[consts:], made, strict=False)]
         if joined == kinds[consts : consts + carry]:
             return kinds

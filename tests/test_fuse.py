@@ -688,12 +688,27 @@ def test_effects_of_arrays_without_values_happen_for_each_element() -> None:
     def function(empty: Any, x: Any) -> Any:
         jax.debug.callback(lambda x: seen.append(x.shape), empty)
         jax.debug.callback(lambda x: seen.append(x.shape), jnp.frexp(empty)[0])
+        _, carried = jax.lax.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, -s[1]), (0, empty))
+        jax.debug.callback(lambda x: seen.append(x.shape), carried)
         return x
 
     for transform in (jm.fuse, jax.vmap):
         transform(function)(np.zeros((len(VECTORS), 0)), VECTORS)
         jax.effects_barrier()
-    assert seen == [(0,)] * 4 * len(VECTORS)
+    assert seen == [(0,)] * 6 * len(VECTORS)
+
+
+def test_what_a_loop_leaves_differs_where_it_ends_sooner_for_some_elements() -> None:
+    def counted(x: Any) -> Any:
+        return jax.lax.while_loop(lambda s: s[0] < x[0], lambda s: (s[0] + 0.5, s[1] + 1), (0.0, 0))
+
+    def repeated(x: Any) -> Any:
+        return jax.lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, 2 * s[1]), (0, x))
+
+    for transform in (jm.fuse, jax.vmap):
+        with pytest.raises(ValueError, match="out_axes"):
+            transform(counted, out_axes=(0, None))(VECTORS)
+        assert transform(repeated, out_axes=(None, 0))(VECTORS)[0] == 3
 
 
 @pytest.mark.filterwarnings("error")
