@@ -23,8 +23,7 @@ __device__ __forceinline__ auto map(Function function, const Operands&... a) {
     return function(a...);
   } else {
     Pack<decltype(function(of_fibre(a, 0)...)), W> y;
-#pragma unroll
-    for (int w = 0; w < W; ++w) y.value[w] = function(of_fibre(a, w)...);
+    unrolled<W>([&](int w) { y.value[w] = function(of_fibre(a, w)...); });
     return y;
   }
 }

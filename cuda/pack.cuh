@@ -23,16 +23,14 @@ __device__ __forceinline__ T of_fibre(const Pack<T, W>& a, int w) {
 template <class T, int W>
 __device__ __forceinline__ Pack<T, W> operator+(const Pack<T, W>& a, const Pack<T, W>& b) {
   Pack<T, W> y;
-#pragma unroll
-  for (int w = 0; w < W; ++w) y.value[w] = a.value[w] + b.value[w];
+  unrolled<W>([&](int w) { y.value[w] = a.value[w] + b.value[w]; });
   return y;
 }
 
 template <class T, int W>
 __device__ __forceinline__ Pack<T, W> operator-(const Pack<T, W>& a, const Pack<T, W>& b) {
   Pack<T, W> y;
-#pragma unroll
-  for (int w = 0; w < W; ++w) y.value[w] = a.value[w] - b.value[w];
+  unrolled<W>([&](int w) { y.value[w] = a.value[w] - b.value[w]; });
   return y;
 }
 
@@ -46,8 +44,7 @@ __device__ __forceinline__ Pack<T, W>& operator+=(Pack<T, W>& a, const Pack<T, W
 template <int W>
 __device__ __forceinline__ Pack<int, W> operator+(int a, const Pack<int, W>& b) {
   Pack<int, W> y;
-#pragma unroll
-  for (int w = 0; w < W; ++w) y.value[w] = a + b.value[w];
+  unrolled<W>([&](int w) { y.value[w] = a + b.value[w]; });
   return y;
 }
 
@@ -59,40 +56,35 @@ __device__ __forceinline__ Pack<int, W> operator+(const Pack<int, W>& a, int b) 
 template <class T, int W>
 __device__ __forceinline__ Pack<T, W> operator*(T a, const Pack<T, W>& b) {
   Pack<T, W> y;
-#pragma unroll
-  for (int w = 0; w < W; ++w) y.value[w] = a * b.value[w];
+  unrolled<W>([&](int w) { y.value[w] = a * b.value[w]; });
   return y;
 }
 
 // sum + a * b
 template <class T, int W>
 __device__ __forceinline__ Pack<T, W> multiply_add(T a, const Pack<T, W>& b, Pack<T, W> sum) {
-#pragma unroll
-  for (int w = 0; w < W; ++w) sum.value[w] = multiply_add(a, b.value[w], sum.value[w]);
+  unrolled<W>([&](int w) { sum.value[w] = multiply_add(a, b.value[w], sum.value[w]); });
   return sum;
 }
 
 template <int W>
 __device__ __forceinline__ Pack<unsigned, W> operator/(const Pack<unsigned, W>& a, unsigned b) {
   Pack<unsigned, W> y;
-#pragma unroll
-  for (int w = 0; w < W; ++w) y.value[w] = a.value[w] / b;
+  unrolled<W>([&](int w) { y.value[w] = a.value[w] / b; });
   return y;
 }
 
 template <int W>
 __device__ __forceinline__ Pack<unsigned, W> operator%(const Pack<unsigned, W>& a, unsigned b) {
   Pack<unsigned, W> y;
-#pragma unroll
-  for (int w = 0; w < W; ++w) y.value[w] = a.value[w] % b;
+  unrolled<W>([&](int w) { y.value[w] = a.value[w] % b; });
   return y;
 }
 
 template <int W>
 __device__ __forceinline__ Pack<int, W> coordinate(const Pack<unsigned, W>& x) {
   Pack<int, W> y;
-#pragma unroll
-  for (int w = 0; w < W; ++w) y.value[w] = coordinate(x.value[w]);
+  unrolled<W>([&](int w) { y.value[w] = coordinate(x.value[w]); });
   return y;
 }
 
@@ -105,8 +97,7 @@ struct Place {
 
 template <class T, int W, class Offset>
 __device__ __forceinline__ Place<T, W> operator+(Place<T, W> place, const Offset& offset) {
-#pragma unroll
-  for (int w = 0; w < W; ++w) place.at[w] += of_fibre(offset, w);
+  unrolled<W>([&](int w) { place.at[w] += of_fibre(offset, w); });
   return place;
 }
 
@@ -114,11 +105,10 @@ __device__ __forceinline__ Place<T, W> operator+(Place<T, W> place, const Offset
 template <class Tile, int W>
 __device__ __forceinline__ auto each(const Tile& tile, const Pack<int, W>& e) {
   Place<typename Pointee<decltype(tile(0))>::type, W> place;
-#pragma unroll
-  for (int w = 0; w < W; ++w) {
+  unrolled<W>([&](int w) {
     place.at[w] = tile(e.value[w]);
     place.has[w] = true;
-  }
+  });
   return place;
 }
 
@@ -126,16 +116,14 @@ __device__ __forceinline__ auto each(const Tile& tile, const Pack<int, W>& e) {
 template <class Tile, int W, class Slice>
 __device__ __forceinline__ auto each(const Tile& tile, const Pack<int, W>& e, const Slice& slice) {
   auto place = each(tile, e);
-#pragma unroll
-  for (int w = 0; w < W; ++w) place.has[w] = slice.has(e.value[w]);
+  unrolled<W>([&](int w) { place.has[w] = slice.has(e.value[w]); });
   return place;
 }
 
 template <class T, int W>
 __device__ __forceinline__ auto get(const Place<T, W>& from) {
   Pack<typename Mutable<T>::type, W> x;
-#pragma unroll
-  for (int w = 0; w < W; ++w) x.value[w] = *from.at[w];
+  unrolled<W>([&](int w) { x.value[w] = *from.at[w]; });
   return x;
 }
 
@@ -144,10 +132,9 @@ __device__ __forceinline__ auto gathered(const Place<T, W>& vector, int length,
                                          const Place<const int, W>& index,
                                          const Component& component) {
   Pack<typename Mutable<T>::type, W> x;
-#pragma unroll
-  for (int w = 0; w < W; ++w) {
+  unrolled<W>([&](int w) {
     x.value[w] = gathered<COMPONENTS>(vector.at[w], length, index.at[w], of_fibre(component, w));
-  }
+  });
   return x;
 }
 
@@ -163,8 +150,7 @@ struct Own {
 template <int N, int STRIDE = 0, class T, int W>
 __device__ __forceinline__ auto load(const Own<W>&, const Place<T, W>& from) {
   Fibre<Pack<typename Mutable<T>::type, W>, N> x;
-#pragma unroll
-  for (int i = 0; i < N; ++i) x[i] = get(from + i * STRIDE);
+  unrolled<N>([&](int i) { x[i] = get(from + i * STRIDE); });
   return x;  // (N), W times
 }
 
@@ -173,31 +159,27 @@ __device__ __forceinline__ auto load_gathered(const Own<W>&, const Place<T, W>& 
                                               const Place<const int, W>& index,
                                               const Component& component) {
   Fibre<Pack<typename Mutable<T>::type, W>, N> x;
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
+  unrolled<N>([&](int i) {
     x[i] = gathered<COMPONENTS>(vector, length, index + i * STRIDE, component + i * COMPONENT);
-  }
+  });
   return x;  // (N), W times
 }
 
 template <class T, int W>
 __device__ __forceinline__ void put(const Own<W>& own, const Place<T, W>& to, const Pack<T, W>& x) {
-#pragma unroll
-  for (int w = 0; w < W; ++w) {
+  unrolled<W>([&](int w) {
     if (own.has[w] && to.has[w]) *to.at[w] = x.value[w];
-  }
+  });
 }
 
 template <int STRIDE = 0, class T, int W, int N>
 __device__ __forceinline__ void store(const Own<W>& own, const Place<T, W>& to,
                                       const Fibre<Pack<T, W>, N>& x) {
-#pragma unroll
-  for (int w = 0; w < W; ++w) {
+  unrolled<W>([&](int w) {
     if (own.has[w] && to.has[w]) {
-#pragma unroll
-      for (int i = 0; i < N; ++i) to.at[w][i * STRIDE] = x[i].value[w];  // (N)
+      unrolled<N>([&](int i) { to.at[w][i * STRIDE] = x[i].value[w]; });  // (N)
     }
-  }
+  });
 }
 
 // Calls body(own, i, j, ...) for every line of EXTENTS, W at a time, spread over THREADS threads.
@@ -208,12 +190,11 @@ __device__ __forceinline__ void packs(int thread, const Body& body) {
   const auto visit = [&](unsigned first) {
     Own<W> own;
     Pack<unsigned, W> line;
-#pragma unroll
-    for (int w = 0; w < W; ++w) {
+    unrolled<W>([&](int w) {
       const unsigned at = first + w * THREADS;
       own.has[w] = count % (THREADS * W) == 0 || at < count;
       line.value[w] = own.has[w] ? at : first;
-    }
+    });
     Lines<EXTENTS...>::visit(line, body, own);
   };
   if constexpr (count <= THREADS * W) {

@@ -54,13 +54,11 @@ __device__ __forceinline__ PanelLane<W> panel_lane(int thread) {
   PanelLane<W> lane;
   lane.lane = thread % LANES;
   const int own = thread % 32 / 4, row = own % 2 * 4 + own / 2;
-#pragma unroll
-  for (int w = 0; w < W; ++w) lane.has[w] = true;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
+  unrolled<W>([&](int w) { lane.has[w] = true; });
+  unrolled<2>([&](int half) {
     lane.by_rows[half] = in_square(row, thread % 4 + 4 * half);
     lane.by_columns[half] = in_square(thread % 4 + 4 * half, row);
-  }
+  });
   return lane;
 }
 
@@ -68,8 +66,7 @@ __device__ __forceinline__ PanelLane<W> panel_lane(int thread) {
 template <int W, int LANES>
 __device__ __forceinline__ Pack<int, W> panel_rows(int thread) {
   Pack<int, W> e;
-#pragma unroll
-  for (int w = 0; w < W; ++w) e.value[w] = thread % 32 / LANES + 32 / LANES * w;
+  unrolled<W>([&](int w) { e.value[w] = thread % 32 / LANES + 32 / LANES * w; });
   return e;
 }
 
@@ -80,18 +77,14 @@ template <int W, int F>
 __device__ __forceinline__ void multiply_add(Pack<double, W>* const (&c)[F],
                                              const Pack<double, W> (&a)[F], double b) {
   Pack<double, F * W> sum[2], factor;
-#pragma unroll
-  for (int n = 0; n < F * W; ++n) {
+  unrolled<F * W>([&](int n) {
     factor.value[n] = a[n / W].value[n % W];
-#pragma unroll
-    for (int slot = 0; slot < 2; ++slot) sum[slot].value[n] = c[n / W][slot].value[n % W];
-  }
+    unrolled<2>([&](int slot) { sum[slot].value[n] = c[n / W][slot].value[n % W]; });
+  });
   multiply_add(sum, factor, b);
-#pragma unroll
-  for (int n = 0; n < F * W; ++n) {
-#pragma unroll
-    for (int slot = 0; slot < 2; ++slot) c[n / W][slot].value[n % W] = sum[slot].value[n];
-  }
+  unrolled<F * W>([&](int n) {
+    unrolled<2>([&](int slot) { c[n / W][slot].value[n % W] = sum[slot].value[n]; });
+  });
 }
 
 // What a lane has of eight rows of a product.
@@ -119,8 +112,7 @@ struct Accumulator {
   Tile<W> tile[tiles];
   __device__ __forceinline__ Whole<Pack<double, W>, N> whole() const {
     Whole<Pack<double, W>, N> y;
-#pragma unroll
-    for (int slot = 0; slot < y.slots; ++slot) y[slot] = tile[slot / 2][slot % 2];
+    unrolled<y.slots>([&](int slot) { y[slot] = tile[slot / 2][slot % 2]; });
     return y;
   }
 };
@@ -129,8 +121,7 @@ struct Accumulator {
 template <class T, int W, class X>
 __device__ __forceinline__ Pack<T, W> spread(const X& x) {
   Pack<T, W> y;
-#pragma unroll
-  for (int w = 0; w < W; ++w) y.value[w] = of_fibre(x, w);
+  unrolled<W>([&](int w) { y.value[w] = of_fibre(x, w); });
   return y;
 }
 
@@ -149,13 +140,11 @@ __device__ __forceinline__ void multiply(const Quad<W>& quad, const double* at,
                                          const X&... x) {
   constexpr int F = sizeof...(X);
   Pack<double, W>* c[F];
-#pragma unroll
-  for (int f = 0; f < F; ++f) c[f] = y[f]->value;
-#pragma unroll
-  for (int slot = 0; slot < (K + 3) / 4; ++slot) {
+  unrolled<F>([&](int f) { c[f] = y[f]->value; });
+  unrolled<(K + 3) / 4>([&](int slot) {
     const Pack<double, W> a[F] = {padded<K>(quad, slot, x[slot])...};
     multiply_add<W, F>(c, a, at[slot / 2 * STEP + place[slot % 2]]);
-  }
+  });
 }
 
 // y += a table of N rows times the values of several fields in one slot. `at` is the first square
@@ -164,13 +153,11 @@ template <int N, int STEP, int W, int F>
 __device__ __forceinline__ void accumulate(const double* at, int place,
                                            Accumulator<W, N>* const (&y)[F],
                                            const Pack<double, W> (&x)[F]) {
-#pragma unroll
-  for (int t = 0; t < (N + 7) / 8; ++t) {
+  unrolled<(N + 7) / 8>([&](int t) {
     Pack<double, W>* c[F];
-#pragma unroll
-    for (int f = 0; f < F; ++f) c[f] = y[f]->tile[t].value;
+    unrolled<F>([&](int f) { c[f] = y[f]->tile[t].value; });
     multiply_add<W, F>(c, x, at[t * STEP + place]);
-  }
+  });
 }
 
 // ---- Fields ----------------------------------------------------------------------------------
@@ -178,10 +165,7 @@ __device__ __forceinline__ void accumulate(const double* at, int place,
 // Calls body(slot, i) for those of COUNT positions from `first` on that a lane has.
 template <int COUNT, int W, class Body>
 __device__ __forceinline__ void positions(const Quad<W>& quad, int first, const Body& body) {
-#pragma unroll
-  for (int slot = 0; slot < (COUNT + 3) / 4; ++slot) {
-    body(slot, first + position<COUNT>(quad, slot));
-  }
+  unrolled<(COUNT + 3) / 4>([&](int slot) { body(slot, first + position<COUNT>(quad, slot)); });
 }
 
 // A whole field that all elements share.
@@ -212,8 +196,7 @@ __device__ __forceinline__ double of_slot(double x, int) {
 template <int N, class Function, class... Operands>
 __device__ __forceinline__ auto map_whole(Function function, const Operands&... a) {
   Whole<decltype(map(function, of_slot(a, 0)...)), N> y;
-#pragma unroll
-  for (int slot = 0; slot < y.slots; ++slot) y[slot] = map(function, of_slot(a, slot)...);
+  unrolled<y.slots>([&](int slot) { y[slot] = map(function, of_slot(a, slot)...); });
   return y;
 }
 
@@ -221,8 +204,7 @@ __device__ __forceinline__ auto map_whole(Function function, const Operands&... 
 template <int N, int W, class X>
 __device__ __forceinline__ Pack<double, W> sum_whole(const Quad<W>& quad, const X& x) {
   Pack<double, W> sum{};
-#pragma unroll
-  for (int slot = 0; slot < (N + 3) / 4; ++slot) sum += padded<N>(quad, slot, x[slot]);
+  unrolled<(N + 3) / 4>([&](int slot) { sum += padded<N>(quad, slot, x[slot]); });
   return of_quad(sum);
 }
 
@@ -234,10 +216,9 @@ __device__ __forceinline__ void store_one(const Quad<W>& quad, const Place<T, W>
 template <int N, int STRIDE, class T, int W, class X>
 __device__ __forceinline__ void store_whole(const Quad<W>& quad, const Place<T, W>& to,
                                             const X& x) {
-#pragma unroll
-  for (int slot = 0; slot < (N + 3) / 4; ++slot) {
+  unrolled<(N + 3) / 4>([&](int slot) {
     put<N>(quad, slot, to + position<N>(quad, slot) * STRIDE, spread<T, W>(of_slot(x, slot)));
-  }
+  });
 }
 
 }  // namespace jaxmagma

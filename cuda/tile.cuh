@@ -7,6 +7,7 @@
 #pragma once
 
 #include "complex.cuh"
+#include "unrolled.cuh"
 
 namespace jaxmagma {
 

@@ -11,6 +11,7 @@ from jaxmagma.jaxpr.calls import CALLS, inner_jaxpr
 from jaxmagma.jaxpr.equations import (
     Rule,
     Unsupported,
+    anything,
     applied,
     aval,
     inside,
@@ -62,9 +63,48 @@ def _iota(dtype: Any, shape: Sequence[int], dimension: int) -> Any:
     return _broadcast(np.arange(shape[dimension]).astype(dtype), shape, (dimension,))
 
 
+def _converted(x: np.ndarray, new_dtype: Any) -> np.ndarray:
+    """What is converted without being rounded, or is rounded to the nearest number."""
+    if "f" not in (np.dtype(new_dtype).kind, x.dtype.kind) or x.dtype.kind not in "biuf":
+        raise Unsupported(f"{x.dtype} to {new_dtype}")
+    if np.dtype(new_dtype).kind not in "fc":
+        raise Unsupported(f"{x.dtype} to {new_dtype}, which ends somewhere")
+    return x.astype(new_dtype)
+
+
+def _product(
+    left: np.ndarray, right: np.ndarray, dimension_numbers: Any, preferred_element_type: Any
+) -> np.ndarray:
+    if not left.dtype == right.dtype == preferred_element_type or left.dtype.kind not in "fc":
+        raise Unsupported("a product of several dtypes")
+    (summed, other), (batch, other_batch) = dimension_numbers
+    rows = [n for n in range(left.ndim) if n not in (*summed, *batch)]
+    columns = [n + left.ndim for n in range(right.ndim) if n not in (*other, *other_batch)]
+    named = dict(zip((*other, *other_batch), (*summed, *batch), strict=True))
+    own = [named.get(n, n + left.ndim) for n in range(right.ndim)]
+    axes = [list(range(left.ndim)), own, [*batch, *rows, *columns]]
+    return np.asarray(np.einsum(left, axes[0], right, axes[1], axes[2]))
+
+
 _USUAL = {"sharding": nothing}
-# What NumPy moves as JAX does, which compiles a program for each shape.
-_MOVED: dict[str, Rule] = {
+_ARITHMETIC = {"out_dtype": nothing}
+# What NumPy does as JAX does, which compiles a program for each operation and shape.
+_SIMPLE: dict[str, Rule] = {
+    "add": Rule(np.add, (), _ARITHMETIC, operands=2),
+    "sub": Rule(np.subtract, (), _ARITHMETIC, operands=2),
+    "mul": Rule(np.multiply, (), _ARITHMETIC, operands=2),
+    "neg": Rule(np.negative, operands=1),
+    "eq": Rule(np.equal, operands=2),
+    "ne": Rule(np.not_equal, operands=2),
+    "convert_element_type": Rule(
+        _converted, ("new_dtype",), _USUAL | {"weak_type": anything}, operands=1
+    ),
+    "dot_general": Rule(
+        _product,
+        ("dimension_numbers", "preferred_element_type"),
+        {"precision": anything, "out_sharding": nothing},
+        operands=2,
+    ),
     "broadcast_in_dim": Rule(_broadcast, ("shape", "broadcast_dimensions"), _USUAL, operands=1),
     "iota": Rule(_iota, ("dtype", "shape", "dimension"), _USUAL, operands=0),
     "reshape": Rule(
@@ -78,32 +118,33 @@ _MOVED: dict[str, Rule] = {
 }
 
 
-def _moved(equation: JaxprEqn, operands: Sequence[Any]) -> np.ndarray | None:
-    """The result of an equation that moves values, if NumPy says the same."""
-    rule = _MOVED.get(equation.primitive.name)
+def _by_numpy(equation: JaxprEqn, operands: Sequence[Any]) -> np.ndarray | None:
+    """The result of an equation, if NumPy has the same."""
+    rule = _SIMPLE.get(equation.primitive.name)
     if rule is None or any(is_extended(jax.typeof(x).dtype) for x in operands):
         return None
     try:
         rule.check(equation)
+        parameters = {key: equation.params[key] for key in rule.heeds}
+        with np.errstate(all="ignore"):
+            return np.asarray(rule.read(*map(np.asarray, operands), **parameters))
     except Unsupported:
         return None
-    parameters = {key: equation.params[key] for key in rule.heeds}
-    return np.asarray(rule.read(*map(np.asarray, operands), **parameters))
 
 
 def evaluated(equation: JaxprEqn, operands: Sequence[Any]) -> list[np.ndarray]:
     """The results of an equation of known operands; raises ``Unsupported``."""
     if not is_pure(equation):
         raise Unsupported(f"{equation.primitive.name} is not an operation of a kernel")
-    made = [aval(x) for x in equation.outvars]
-    if made and all(map(is_empty, made)):
-        return [np.zeros(x.shape, x.dtype) for x in made]
+    own = [aval(x) for x in equation.outvars]
+    if own and all(map(is_empty, own)):
+        return [np.zeros(x.shape, x.dtype) for x in own]
     inner = inner_jaxpr(equation)
     if inner is not None:
         return interpreted(inner, operands, evaluated)
-    moved = _moved(equation, operands)
-    if moved is not None:
-        return [moved]
+    found = _by_numpy(equation, operands)
+    if found is not None:
+        return [found]
     with jax.ensure_compile_time_eval():
-        found = applied(equation, operands)
-        return [x if is_extended(x.dtype) else np.asarray(x) for x in found]
+        made = applied(equation, operands)
+        return [x if is_extended(x.dtype) else np.asarray(x) for x in made]

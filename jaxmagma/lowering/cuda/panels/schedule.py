@@ -6,9 +6,11 @@ added to whole fields by tables again. Whole fields, those along other axes, and
 in registers. What a later loop needs along the tiled axis it computes again, from what is whole.
 """
 
+import dataclasses
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 
 from jaxmagma.lowering.cuda.panels.fields import (
     Apply,
@@ -48,21 +50,35 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """The parts of a kernel, one after the other; straight ones stand around loops.
+class Scope:
+    """Parts, one after the other; straight ones stand around loops.
 
-    What the parts of the first scope compute whole, those of all know; what those of another
-    compute, is forgotten after it.
+    Attributes:
+      count: so often they are done.
+      steps: of loads, by their number, and of stores: how much further they are each time.
+    """
+
+    parts: tuple[Straight | Loop, ...]
+    count: int = 1
+    steps: Mapping[int | Store, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The scopes of a kernel, one after the other.
+
+    What the first one computes whole, all know; what another computes is forgotten after it.
     """
 
     fields: Fields
     tiled: int
-    scopes: tuple[tuple[Straight | Loop, ...], ...]
+    scopes: tuple[Scope, ...]
 
     def __repr__(self) -> str:
         lines = [repr(self.fields)]
         for number, scope in enumerate(self.scopes):
-            lines += [f"{'  ' * (number > 0)}{self._described(part)}" for part in scope]
+            times = f"{scope.count} times: " if scope.count > 1 else ""
+            lines += [f"{'  ' * (number > 0)}{times}{self._described(x)}" for x in scope.parts]
         return "\n".join(lines)
 
     def _described(self, part: Straight | Loop) -> str:
@@ -91,12 +107,13 @@ def schedules(fields: Fields) -> Iterator[Schedule]:
             continue
         groups = _groups(fields, tiled)
         if len(groups) == 1:
-            scopes = [_parts(fields, tiled, levels, fields.stores)]
+            scopes = [Scope(tuple(_parts(fields, tiled, levels, fields.stores)))]
         else:
             common = _common(fields, tiled, groups)
-            scopes = [_parts(fields, tiled, levels, (), common)]
-            scopes += [_parts(fields, tiled, levels, x, (), common) for x in groups]
-        yield Schedule(fields, tiled, tuple(map(tuple, scopes)))
+            own = [tuple(_parts(fields, tiled, levels, x, (), common)) for x in groups]
+            first = Scope(tuple(_parts(fields, tiled, levels, (), common)))
+            scopes = [first, *_rolled(fields, own)]
+        yield Schedule(fields, tiled, tuple(scopes))
 
 
 def _groups(fields: Fields, tiled: int) -> list[list[Store]]:
@@ -211,6 +228,67 @@ def _loop(
     return Loop(tuple(multiplied), tuple(points), accumulated, stores)
 
 
+# ---- Scopes that repeat each other ---------------------------------------------------------------
+
+
+def _rolled(fields: Fields, scopes: Sequence[tuple[Straight | Loop, ...]]) -> Iterator[Scope]:
+    """The scopes; as one those that do the same a constant distance further each time.
+
+    As the rows of a matrix do: a compiler would need its time for each of them.
+    """
+    forms = [_form(fields, scope) for scope in scopes]
+    first = 0
+    while first < len(scopes):
+        form, places = forms[first]
+        last, steps = first, [0] * len(places)
+        while last + 1 < len(scopes) and forms[last + 1][0] == form:
+            further = list(forms[last + 1][1].values())
+            apart = [y - x for x, y in zip(forms[last][1].values(), further, strict=True)]
+            if last > first and apart != steps:
+                break
+            last, steps = last + 1, apart
+        yield Scope(scopes[first], last - first + 1, dict(zip(places, steps, strict=True)))
+        first = last + 1
+
+
+def _form(
+    fields: Fields, scope: tuple[Straight | Loop, ...]
+) -> tuple[tuple[object, ...], dict[int | Store, int]]:
+    """What a scope does, wherever its fields are in memory; and where they are."""
+    made: dict[int, int] = {}  # how its own fields are numbered
+    places: dict[int | Store, int] = {}
+    form: list[object] = []
+
+    def told(number: int) -> object:
+        field = fields.fields[number]
+        if isinstance(field, Number):
+            return field
+        return made.get(number, field)
+
+    for part in scope:
+        if isinstance(part, Straight):
+            kinds: tuple[tuple[int, ...], ...] = (part.fields,)
+        else:
+            kinds = (part.multiplied, part.points, part.accumulated)
+        form.append(tuple(map(len, kinds)))
+        for number in itertools.chain(*kinds):
+            field = fields.fields[number]
+            made[number] = len(made)
+            if isinstance(field, Load):
+                places[number] = field.offset
+                form.append(replace(field, offset=0))
+            else:
+                form.append((_without_operands(field), tuple(map(told, field.operands))))
+        for store in part.stores:
+            places[store] = store.offset
+            form.append((replace(store, offset=0, field=0), told(store.field)))
+    return tuple(form), places
+
+
+def _without_operands(field: Field) -> Field:
+    return field if isinstance(field, Number | Load) else replace(field, operands=())
+
+
 # ---- Registers -----------------------------------------------------------------------------------
 
 
@@ -245,9 +323,9 @@ _Event = tuple[tuple[int, ...] | None, set[int], Loop | None]
 def _events(schedule: Schedule) -> Iterator[_Event]:
     """One after the other: whole fields singly, a loop at once."""
     fields = schedule.fields.fields
-    outer = {x for part in schedule.scopes[0] for x in _made(part)}
+    outer = {x for part in schedule.scopes[0].parts for x in _made(part)}
     for scope in schedule.scopes:
-        for part in scope:
+        for part in scope.parts:
             if isinstance(part, Straight):
                 yield from (((x,), set(fields[x].operands), None) for x in part.fields)
                 yield (), {x.field for x in part.stores}, None

@@ -6,7 +6,7 @@ at a point, ``t12`` a tile of one that a table made, ``p12`` a tile of a loaded 
 at a point of all of a lane's elements.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from jaxmagma.lowering.cuda.blocks import TYPES
@@ -22,7 +22,7 @@ from jaxmagma.lowering.cuda.panels.fields import (
 )
 from jaxmagma.lowering.cuda.panels.layout import Layout, Reading
 from jaxmagma.lowering.cuda.panels.ownership import Ownership
-from jaxmagma.lowering.cuda.panels.schedule import Loop, Schedule, Straight
+from jaxmagma.lowering.cuda.panels.schedule import Loop, Schedule, Scope, Straight
 from jaxmagma.lowering.cuda.panels.transfers import Staged, Transfers
 from jaxmagma.lowering.cuda.source.notation import lines_of
 from jaxmagma.lowering.cuda.source.text import Text, listed
@@ -93,6 +93,7 @@ class _Printer:
         self.batched = [x for x in self.pointers if x.axes]
         self.constants = set(tables_of(plan, schedule))
         self.text = Text()
+        self.steps: Mapping[int | Store, int] = {}  # of the scope that is printed
         self._print_head()
         self._print_kernel()
         self.source = self.text.source
@@ -169,14 +170,22 @@ class _Printer:
                 text("const auto slice = jaxmagma::slice<kPanel>(first, batch.inner);")
                 self._print_places()
                 first, *others = self.schedule.scopes
-                self._print_scope(first)
+                self._print_parts(first)
                 for scope in others:
-                    with text.braces():
-                        self._print_scope(scope)
+                    self._print_scope(scope)
                 self._print_send()
 
-    def _print_scope(self, scope: Iterable[Straight | Loop]) -> None:
-        for part in scope:
+    def _print_scope(self, scope: Scope) -> None:
+        opening = ""
+        if scope.count > 1:
+            self.text("#pragma unroll 1")
+            opening = f"for (int n = 0; n < {scope.count}; ++n)"
+        with self.text.braces(opening):
+            self._print_parts(scope)
+
+    def _print_parts(self, scope: Scope) -> None:
+        self.steps = scope.steps
+        for part in scope.parts:
             if isinstance(part, Straight):
                 self._print_straight(part)
             else:
@@ -273,7 +282,7 @@ class _Printer:
         if isinstance(field, Number):
             return
         if isinstance(field, Load):
-            self.text(f"const auto {name} = {self._loaded(field)};")
+            self.text(f"const auto {name} = {self._loaded(number, field)};")
         elif isinstance(field, Apply):
             operands = listed([f"{FUNCTORS[field.function]}()", *map(self._name, field.operands)])
             made = "map" if field.axis is None else f"map_whole<{self.extents[field.axis]}>"
@@ -288,26 +297,32 @@ class _Printer:
         else:
             self._print_product(number, field)
 
-    def _loaded(self, field: Load) -> str:
+    def _offset(self, place: int | Store, offset: int) -> str:
+        """Where a load or a store is, from where its operand or output begins."""
+        step = self.steps.get(place, 0)
+        return f"{offset} + {step} * n" if step else str(offset)
+
+    def _loaded(self, number: int, field: Load) -> str:
         """A whole field, or a single value."""
         shared = not self.plan.tiles[field.operand].batched
+        offset = self._offset(number, field.offset)
         if field.axis is None:
             if field.index is not None:
-                return self._gathered(field, str(field.offset))
+                return self._gathered(field, offset)
             if shared:
-                return f"{self._shared(field.operand)}[{field.offset}]"
-            return f"get(g{field.operand} + {field.offset})"
+                return f"{self._shared(field.operand)}[{offset}]"
+            return f"get(g{field.operand} + ({offset}))"
         extent = self.extents[field.axis]
         if field.index is not None:
             sizes = f"{extent}, {field.stride}, 0, {field.components}"
             return (
                 f"load_gathered<{sizes}>(quad, g{field.operand}, length{field.operand}, "
-                f"g{field.index} + {field.offset}, {field.component})"
+                f"g{field.index} + {offset}, {field.component})"
             )
         if shared:
-            where = f"{self._shared(field.operand)} + {field.offset}"
+            where = f"{self._shared(field.operand)} + {offset}"
             return f"load_shared<{extent}, {field.stride}>(quad, {where})"
-        return f"load<{extent}, {field.stride}>(quad, g{field.operand} + {field.offset})"
+        return f"load<{extent}, {field.stride}>(quad, g{field.operand} + {offset})"
 
     def _gathered(self, field: Load, at: str) -> str:
         return (
@@ -332,7 +347,8 @@ class _Printer:
         self.text(f"const auto {self._name(number)} = y{number}.whole();")
 
     def _print_store(self, store: Store) -> None:
-        name, to = self._name(store.field), f"out{store.output} + {store.offset}"
+        name = self._name(store.field)
+        to = f"out{store.output} + {self._offset(store, store.offset)}"
         if store.axis is None:
             self.text(f"store_one(quad, {to}, {name});")
         else:
@@ -380,7 +396,7 @@ class _Printer:
                     (operand,) = self.fields[x].operands
                     text(f"y{x} += padded<kCount>(quad, slot, {self._at_point(operand)});")
             for store in loop.stores:
-                to = f"out{store.output} + {store.offset}"
+                to = f"out{store.output} + {self._offset(store, store.offset)}"
                 at = f"(8 * t + position<kCount>(quad, slot)) * {store.stride}"
                 value = f"spread<double, kElements>({self._at_point(store.field)})"
                 text(f"put<kCount>(quad, slot, {to} + {at}, {value});")
@@ -399,7 +415,7 @@ class _Printer:
             return
         with self.text.braces("positions<kCount>(quad, 8 * t, [&](int slot, int i)", closing="});"):
             for x, field in loads:
-                at = f"{field.offset} + i * {field.stride}"
+                at = f"{self._offset(x, field.offset)} + i * {field.stride}"
                 if field.index is not None:
                     value = self._gathered(field, at)
                 elif self.plan.tiles[field.operand].batched:
