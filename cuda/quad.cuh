@@ -260,20 +260,17 @@ struct Matrix {
 };
 
 // What is at(n, i, j): value number n of a lane, in row i and column j. Beyond the last row it is
-// the last one once more if there are TAILS, else zero, as it is beyond the last column. If
-// products TURN tiles, rows and columns are where lanes of a TurningQuad have values.
-template <class T, int M, int K, bool TAILS, bool TURN, class At>
+// the last one once more if there are TAILS, else zero, as it is beyond the last column.
+template <class T, int M, int K, bool TAILS, class At>
 __device__ __forceinline__ auto matrix_of(int thread, const At& at) {
   using A = Matrix<T, M, K, TAILS>;
   A a;
-  const int lane = thread % 32, half = lane / 4 % 2, own = lane % 4;
-  const int row = (TURN && half ? lane / 8 ^ 2 : lane / 8) + half * 4;
+  const int lane = thread % 32, row = lane / 8 + lane / 4 % 2 * 4, own = lane % 4;
   int n = 0;
 #pragma unroll
   for (int k = 0; k < A::columns; ++k) {
 #pragma unroll
-    for (int m = 0; m < A::rows; ++m)
-      a.value[k][m] = at(n++, 8 * m + row, 4 * k + (TURN && k % 2 ? own ^ 2 : own));
+    for (int m = 0; m < A::rows; ++m) a.value[k][m] = at(n++, 8 * m + row, 4 * k + own);
   }
   if (A::has_column) {
 #pragma unroll
@@ -293,15 +290,15 @@ __device__ __forceinline__ auto matrix_of(int thread, const At& at) {
 template <int M, int K, bool TAILS, class T>
 __device__ __forceinline__ auto load_matrix(const T* from, int thread) {
   using Value = typename Mutable<T>::type;
-  return matrix_of<Value, M, K, TAILS, false>(
-      thread, [&](int n, int, int) { return from[n * 32 + thread % 32]; });
+  return matrix_of<Value, M, K, TAILS>(thread,
+                                       [&](int n, int, int) { return from[n * 32 + thread % 32]; });
 }
 
 // Read from a matrix in memory.
-template <int M, int K, bool TAILS, int ROW, int COLUMN, bool TURN = false, class T>
+template <int M, int K, bool TAILS, int ROW, int COLUMN, class T>
 __device__ __forceinline__ auto load_matrix(const T* from, int thread) {
   using Value = typename Mutable<T>::type;
-  return matrix_of<Value, M, K, TAILS, TURN>(thread, [&](int, int i, int j) {
+  return matrix_of<Value, M, K, TAILS>(thread, [&](int, int i, int j) {
     const bool inside = (TAILS || i < M) && j < K;
     return inside ? from[(TAILS && i >= M ? M - 1 : i) * ROW + j * COLUMN] : Value{};
   });

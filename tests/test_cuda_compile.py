@@ -595,7 +595,7 @@ def test_loads_before_stores(program: ElementProgram, quads: bool, emulated: Pat
 
 @pytest.mark.parametrize(
     ("n", "options"),
-    [(9, {}), (12, {"turn": True}), (16, {"fetch": 1}), (9, {"ahead": True})],
+    [(9, {}), (16, {"fetch": 1}), (9, {"ahead": True})],
     ids=str,
 )
 def test_operands_of_sums_stay_in_shared_memory(
@@ -608,7 +608,6 @@ def test_operands_of_sums_stay_in_shared_memory(
 
 
 PRELOADS: dict[str, tuple[ElementProgram, dict[str, Any]]] = {
-    "planes": (chain(12, constant=False), {"quads": True, "turn": True, "keep": True}),
     "quads": (chain(10, constant=False), {"quads": True, "elements": 3, "threads": 64}),
     "threads": (mass(3, constant=False), {"quads": False, "elements": 2, "whole_sums": False}),
     "packs": (

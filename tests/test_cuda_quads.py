@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 
 from jaxmagma.lowering.cuda import spreads
 from jaxmagma.lowering.cuda.banks import Access, Candidates, choose, conflicts_at
+from jaxmagma.plan import Middle
 from jaxmagma.program import ElementProgram
 from tests import cuda_emulator, cuda_fused
 from tests.cuda_programs import arguments, chain, contraction, gradient, mass
@@ -249,3 +250,24 @@ def test_what_is_streamed() -> None:
 @pytest.mark.parametrize("p", [10, 12])
 def test_streams_compile_without_spills(p: int) -> None:
     check_registers(lowered(cuda_fused.diffusion(p, planes=True), quads=True, stream=True))
+
+
+# ---- Orders ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("middle", get_args(Middle))
+def test_numbers_do_not_depend_on_the_order(middle: Any, emulated: Path) -> None:
+    emulate(mass(8), (3,), emulated, quads=True, middle=middle)
+
+
+def test_every_order_is_another_kernel() -> None:
+    program = cuda_fused.diffusion(9, planes=True)
+    orders = get_args(Middle)
+    assert len({lowered(program, middle=x, stream=False).source for x in orders}) == len(orders)
+
+
+def test_numbers_of_axes_of_different_sizes(emulated: Path) -> None:
+    """Every axis of another size, and of another number of points."""
+    sizes = dict(zip("xiaykbzlc", (12, 9, 9, 7, 14, 14, 10, 3, 3), strict=True))
+    program = contraction("xi,yk,zl,exyz,xa,yb,zc,eabc->eikl", sizes)
+    emulate(program, (4,), emulated, quads=True)

@@ -132,7 +132,6 @@ CUDA = Space(
         one("early", None, True),
         one("keep", None, True),
         one("preload", None, 1, 2),
-        one("turn", None, True, False),
         one("prefetch", None, True, False),
         one("padding", None, 0, 5, 15, 2),
         one("spread", None, 1),

@@ -22,7 +22,7 @@ from jaxmagma.lowering.cuda.architectures import Limits
 from jaxmagma.lowering.cuda.destinations import find_destinations
 from jaxmagma.lowering.cuda.origins import Origin, Strided, origin
 from jaxmagma.lowering.cuda.outers import with_outers
-from jaxmagma.lowering.cuda.parameters import CONSTANT_BYTES, WARP, Parameters
+from jaxmagma.lowering.cuda.parameters import CONSTANT_BYTES, Parameters
 from jaxmagma.lowering.cuda.pieces import Pieces, pieces_of, split_pieces_of
 from jaxmagma.lowering.cuda.scheduler import Scheduler
 from jaxmagma.lowering.cuda.shared import BEFORE, Shared, Uses
@@ -38,11 +38,9 @@ from jaxmagma.lowering.cuda.sweeps import (
     Stage,
     Sweep,
     copy_sweep,
-    follows,
     is_mirrored,
     made_by,
 )
-from jaxmagma.lowering.cuda.turns import with_turns
 from jaxmagma.parity import Halves
 from jaxmagma.plan import Plan
 from jaxmagma.program import Gather, View
@@ -104,7 +102,6 @@ class Block:
         self.halves: dict[int, Halves] = {}
         self.holds = False  # matrices stay in registers from one product to the next
         self.tails = False  # threads multiply with a last row or column that is alone
-        self.turns = False  # warps multiply planes along both axes, where they can
         self.packed = 1  # fibres that a thread has at a time
         self.bank: list[int] = []
         self.near: list[int] = []  # matrices in shared memory
@@ -255,7 +252,7 @@ class Block:
         """A matrix that tensor cores multiply with, or its two halves."""
         if move.matrix is not None and self.is_mirrored(sweep):
             return split_pieces_of(self.plan, move, self.halves[move.matrix.tile])
-        return (pieces_of(self.plan, move, self.tails, self.turns),)
+        return (pieces_of(self.plan, move, self.tails),)
 
     def is_mirrored(self, sweep: Sweep) -> bool:
         """Whether quads have opposite values of fibres in one lane, and multiply halves."""
@@ -287,8 +284,6 @@ class Block:
         fibres = self.elements * sweep.count
         if sweep.lanes == 1:
             return 1 if sweep.single else min(self.packed, -(-fibres // self.threads))
-        if sweep.across:
-            return -(-sweep.extents[sweep.lines[-1]] // 8)
         octets = -(-fibres // 8)
         most = -(-octets // (self.threads // 32))
         return min(self.parameters.fibres or QUAD_FIBRES, most)
@@ -314,11 +309,6 @@ class Block:
     def alone(self) -> bool:
         """Whether one warp has all fibres of an element."""
         return 0 < self.octets() <= FEW_OCTETS
-
-    def has_one_plane(self, stage: Stage) -> bool:
-        """Whether a warp does a sweep of one plane, and nobody else works with it."""
-        plane = isinstance(stage, Sweep) and stage.across and len(stage.lines) == 1
-        return plane and self.threads == WARP and self.elements == 1
 
     def octets(self) -> int:
         """How often one warp would take eight fibres of an element, in the largest sweep."""
@@ -371,10 +361,6 @@ class Block:
             elif isinstance(stage, Gemm):
                 made.add(stage.number)
         self.staged = staged
-        if self.turns:
-            streamed = {x.position for x in self.find_streams(stages)}
-            shown = {tile: at.tile for tile, at in self.origins.items()}
-            stages = with_turns(stages, streamed, lambda x: shown.get(x, x), self.is_outside)
         if self.parameters.keep:
             self._keep(stages)
         self.rewritten = {x for x in self.written if x in made and self._in_fibres(x, stages)}
@@ -437,11 +423,10 @@ class Block:
                     found.append(sum_)
 
         follow()
-        for position, stage in enumerate(stages):
+        for stage in stages:
             found.append(stage)
             known.update(made_by(stage))
-            if not follows(stages, position + 1):
-                follow()
+            follow()
         return found
 
     def _in_fibres(self, tile: int, stages: list[Stage]) -> bool:
@@ -547,8 +532,6 @@ class Block:
                     most = min(most, 2)  # a piece of a stream has the lines of one octet
                 possible = spreads.possible(self.elements * stage.count, fibres)
                 found[position] = tuple(x for x in possible if x <= most)
-                if stage.across:
-                    found[position] = (spreads.ACROSS,)
         return found
 
     @property
@@ -654,12 +637,9 @@ class Block:
             stages.append(f"{sums + outers} products summed over elements")
         split = self.split_products()
         halves = f", {split} products by even and odd halves" if split else ""
-        moves = [move for x in self.stages if isinstance(x, Sweep) for move in x.moves]
-        turned = sum(move.turns > 0 for move in moves)
         return (
             f"{' and '.join(stages) or 'a sum'}, {self.elements * self.groups} elements on "
             f"{self.threads * self.groups} threads, {self.shared_bytes()} bytes of shared memory"
-            f"{halves}{f', {turned} products turned' if turned else ''}"
-            f"{', operands ahead' if self.ahead else ''}{', twice' if self.twice else ''}"
+            f"{halves}{', operands ahead' if self.ahead else ''}{', twice' if self.twice else ''}"
             f"{', rows as they are needed' if self.streams else ''}"
         )

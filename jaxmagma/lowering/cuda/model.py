@@ -72,10 +72,6 @@ WHOLE_PLACES = 16
 # memory take time; by tensor cores if they are so large: lesser halves leave much of a piece empty.
 MANY_PRODUCTS = 10
 SPLIT_BY_QUADS = 13
-# Warps multiply planes of such sizes along both axes, if a sweep has so few products: smaller ones
-# leave much of a piece empty, and larger ones begin another.
-SIZES_OF_PLANES = range(13, 17)
-PRODUCTS_OF_PLANES = 2
 # Beyond so many stages, values go through shared memory more often than is worth it.
 MOST_STAGES = 5
 # The bytes that memory gives at once.
@@ -210,8 +206,6 @@ def _choose(plan: Plan, parameters: Parameters, limits: Limits) -> Block | Decli
             block.quads = True
             block.halves = halves_of(block)
             block.stages = block.schedule()
-        if wants_turns(block):
-            try_turns(block)
         hold_matrices(block)
         if block.accumulations and block.holds:
             block.stages = block.schedule(block.matrix_registers())
@@ -330,37 +324,6 @@ def share_of_quads(block: Block, sweeps: Iterable[Sweep]) -> float:
     return pieces / block.limits.tensor_rate / wanted
 
 
-def wants_turns(block: Block) -> bool:
-    """Whether warps had better multiply planes along both axes.
-
-    One product after the other does, whose sizes leave little of the pieces of tensor cores empty;
-    not where it could be multiplied half by half, since planes are multiplied whole.
-    """
-    if not block.quads or block.dtype.kind != "f":
-        return False
-    if block.parameters.turn is not None:
-        return block.parameters.turn
-    sweeps = [x for x in block.stages if isinstance(x, Sweep) and x.lanes > 1]
-    products = [[move for move in x.moves if move.matrix is not None] for x in sweeps]
-    sizes = {size for moves in products for move in moves for size in move.shape}
-    made = {tile for x in sweeps for tile in x.tiles}
-    in_row = all(
-        len(moves) <= PRODUCTS_OF_PLANES and sum(v.tile in made for v in x.loads) <= 1
-        for x, moves in zip(sweeps, products, strict=True)
-    )
-    several = block.alone or block.summed or block.halves
-    return in_row and sizes <= set(SIZES_OF_PLANES) and not several
-
-
-def try_turns(block: Block) -> None:
-    """Turns products from one sweep to the next; all is as before where there are none."""
-    halves, block.halves, block.turns = block.halves, {}, True
-    block.stages = block.schedule()
-    if not any(isinstance(x, Sweep) and x.follows for x in block.stages):
-        block.halves, block.turns = halves, False
-        block.stages = block.schedule()
-
-
 def longest(block: Block, sweep: Sweep) -> int:
     """Values of the longest fibre that a matrix multiplies."""
     moves = [move for move in sweep.moves if move.matrix is not None]
@@ -374,8 +337,6 @@ def hold_matrices(block: Block) -> None:
     """
     given = block.parameters.tails
     wanted = (True, False, True) if multiplies_much(block) else (False,)
-    if block.turns:
-        wanted, given = (False,), None
     for tails in wanted if given is None else (given,):
         block.tails = tails
         block.holds = holds(block)

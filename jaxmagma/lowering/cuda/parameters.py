@@ -38,7 +38,6 @@ class Parameters:
     keep: bool | None = None  # operands of sums stay in shared memory, where sweeps have read them
     hold: bool | None = None  # matrices stay in registers from one product to the next
     tails: bool | None = None  # of them, threads multiply with a last row or column that is alone
-    turn: bool | None = None  # warps multiply planes along both axes, one after the other
     fetch: int | None = None  # operands that the copy engine brings to shared memory
     together: bool | None = None  # those of all elements in one copy
     apart: bool | None = None  # planes or rows of these are apart there, against bank conflicts

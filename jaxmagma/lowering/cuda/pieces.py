@@ -24,7 +24,6 @@ class Pieces:
     column: int
     half: str = ""  # "even" or "odd"
     tails: bool = False  # threads multiply with a last row or column that would begin a piece
-    turns: bool = False  # lanes have values as a ``TurningQuad`` does
 
     @property
     def name(self) -> str:
@@ -64,11 +63,6 @@ class Pieces:
         whole = np.pad(whole, ((0, 0), (0, beside)))
         # Lane 8 i + 4 h + j has row i + 4 h and column j of a piece.
         parts = whole[: 8 * rows, : 4 * columns].reshape(rows, 2, 4, columns, 4)
-        if self.turns:
-            # Of every second four rows and columns, each is where the one is that is two further.
-            parts = parts.copy()
-            parts[:, 1] = np.roll(parts[:, 1], 2, axis=1)
-            parts[..., 1::2, :] = np.roll(parts[..., 1::2, :], 2, axis=-1)
         lanes = [parts.transpose(3, 0, 2, 1, 4).reshape(-1, 8, 4)]
         # Quads have the same of tails.
         if self.has_column:
@@ -80,13 +74,13 @@ class Pieces:
         return np.concatenate([np.broadcast_to(x, (len(x), 8, 4)) for x in lanes])
 
 
-def pieces_of(plan: Plan, move: Move, tails: bool = False, turns: bool = False) -> Pieces:
+def pieces_of(plan: Plan, move: Move, tails: bool = False) -> Pieces:
     """The matrix of a mode product."""
     assert move.matrix is not None
     strides = banks.row_major(plan.tiles[move.matrix.tile].shape).strides
     row = 0 if move.matrix.row is None else strides[move.matrix.row]
     column = 0 if move.matrix.column is None else strides[move.matrix.column]
-    return Pieces(move.matrix.tile, *move.shape, row, column, tails=tails, turns=turns)
+    return Pieces(move.matrix.tile, *move.shape, row, column, tails=tails)
 
 
 def split_pieces_of(plan: Plan, move: Move, halves: Halves) -> tuple[Pieces, Pieces]:

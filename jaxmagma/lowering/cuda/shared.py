@@ -8,7 +8,7 @@ was: nobody else reads or writes there.  Tiles that take each other's place shar
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from jaxmagma.lowering.cuda import banks, spreads
@@ -25,7 +25,6 @@ from jaxmagma.lowering.cuda.sweeps import (
     Stage,
     Sweep,
     Value,
-    follows,
     grouped,
 )
 from jaxmagma.plan import Plan, Rearrange
@@ -78,15 +77,6 @@ class Uses:
     def to_shared(self, tile: int, position: int) -> bool:
         """Whether a stage writes it there."""
         return tile in self.tiles and self.maker[tile] == position
-
-    def loads(self, position: int) -> list[Value]:
-        """What a sweep reads."""
-        stage = self.stages[position]
-        return stage.loads if isinstance(stage, Sweep) else []
-
-    def is_followed(self, position: int) -> bool:
-        """Whether a sweep is one of several which a warp does for one plane after the other."""
-        return follows(self.stages, position) or follows(self.stages, position + 1)
 
     def shown(self, tile: int) -> int:
         """The tile that has its values."""
@@ -147,7 +137,8 @@ def _replaced(uses: Uses, tile: int, candidates: Set[int]) -> tuple[int, list[in
         return None
     made = stage.tiles[tile]
     when = [move.result for move in stage.moves].index(made)
-    for position, value in _loads_of_planes(uses, uses.maker[tile]):
+    position = uses.maker[tile]
+    for value in stage.loads:
         before = value.tile
         if before not in candidates or before in uses.plain:
             continue
@@ -155,12 +146,8 @@ def _replaced(uses: Uses, tile: int, candidates: Set[int]) -> tuple[int, list[in
             continue
         if uses.maker[before] >= position or max(uses.readers[before]) > position:
             continue
-        others = [x for x in uses.loads(position) if uses.shown(x.tile) == before]
-        if len(others) > 1 or (uses.is_followed(position) and len(uses.readers[before]) > 1):
+        if sum(uses.shown(x.tile) == before for x in stage.loads) > 1:
             continue
-        if position < uses.maker[tile]:
-            # The product that turns what the warp has of the plane needs all of it.
-            return before, [value.labels.index(x) for x in made.labels]
         users = [n for n, move in enumerate(stage.moves) if value in move.operands]
         if not users or users[0] > when:
             continue
@@ -170,24 +157,6 @@ def _replaced(uses: Uses, tile: int, candidates: Set[int]) -> tuple[int, list[in
         if whole or _at_one_point(stage, value, [*users, when]):
             return before, [value.labels.index(x) for x in made.labels]
     return None
-
-
-def _loads_of_planes(uses: Uses, position: int) -> Iterator[tuple[int, Value]]:
-    """What a sweep loads, and those that it follows, with the labels that it has for them."""
-    stage = uses.stages[position]
-    assert isinstance(stage, Sweep)
-    names = {x: x for x in (*stage.lines, ALONG)}
-    while True:
-        for value in stage.loads:
-            yield position, replace(value, labels="".join(names[x] for x in value.labels))
-        if not stage.follows:
-            return
-        # The sweep before has lines along the fibres of this one, and fibres across them.
-        *planes, line = (names[x] for x in stage.lines)
-        position, along = position - 1, names[ALONG]
-        stage = uses.stages[position]
-        assert isinstance(stage, Sweep)
-        names = dict(zip((*stage.lines, ALONG), (*planes, along, line), strict=True))
 
 
 def _at_one_point(sweep: Sweep, value: Value, moves: list[int]) -> bool:
@@ -315,11 +284,6 @@ class Shared:
         first = min(self.uses.maker[tile] for tile in room.axes)
         last = max(max(self.uses.readers[tile]) for tile in room.axes)
         end = len(self.uses.stages)
-        # Warps are not at the same one of the sweeps that follow each other.
-        while first > BEFORE and follows(self.uses.stages, first):
-            first -= 1
-        while follows(self.uses.stages, last + 1):
-            last += 1
         if not (self.uses.ahead and self.uses.fetched & room.axes.keys()):
             return set(range(first, last + 1))
         again = end - 1 if self.late else last

@@ -5,8 +5,6 @@ with is long on its way. So the first sweeps, if each thread has fibres in them 
 theirs loaded: ``next7`` is a fibre of tile 7 of the elements to come.
 """
 
-import math
-
 from jaxmagma.lowering.cuda.blocks import Block
 from jaxmagma.lowering.cuda.parameters import WARP
 from jaxmagma.lowering.cuda.source.places import Places
@@ -97,6 +95,4 @@ def _is_done_once(block: Block, sweep: Sweep) -> bool:
     """Whether no thread has fibres in a sweep more than once."""
     warps, fibres = block.threads // WARP, block.fibres(sweep)
     count = block.elements * sweep.count
-    if sweep.across:
-        return block.elements * math.prod(sweep.extents[x] for x in sweep.lines[:-1]) <= warps
     return -(-count // 8) <= warps * fibres if sweep.lanes > 1 else count <= block.threads * fibres

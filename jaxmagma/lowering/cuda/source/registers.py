@@ -3,8 +3,7 @@
 ``r7`` is a fibre of tile 7, ``v7`` a single value.
 """
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,12 +31,7 @@ class Registers:
     """Names of fibres and values, loaded when they are first asked for."""
 
     def __init__(
-        self,
-        text: Text,
-        places: Places,
-        sweep: Sweep,
-        outer: "Registers | None" = None,
-        before: "Registers | None" = None,
+        self, text: Text, places: Places, sweep: Sweep, outer: "Registers | None" = None
     ) -> None:
         self.text = text
         self.places = places
@@ -46,12 +40,7 @@ class Registers:
         self.fibres: dict[Value, str] = dict(outer.fibres) if outer else {}
         self.values: dict[Value, str] = dict(outer.values) if outer else {}
         # Tiles of which lanes may still be reading what others of their quad will replace.
-        others = outer or before
-        self.loaded: set[int] = others.loaded if others else set()
-        self.before = before  # what the warp has of the same plane since the sweep before
-        self.awaited: dict[
-            int, str
-        ] = {}  # tiles that may not be there yet, and what waits for each
+        self.loaded: set[int] = outer.loaded if outer else set()
 
     def inner(self) -> "Registers":
         """The same in a loop, where more is defined."""
@@ -106,8 +95,6 @@ class Registers:
         """What kind of quad of ``cuda/quad.cuh`` has the values: empty for the plain one."""
         if self.block.is_mirrored(self.sweep):
             return "Mirrored"
-        if self.block.turns:
-            return "Turning"
         return "Tail" if self.block.has_tail(self.sweep) else ""
 
     def type_of_fibre(self, length: int) -> str:
@@ -121,8 +108,6 @@ class Registers:
 
     def each_fibre(self) -> AbstractContextManager[None]:
         """What is printed meanwhile is done for every fibre."""
-        if self.sweep.across:
-            return self._each_plane()
         extents = [self.sweep.extents[x] for x in self.sweep.lines]
         verb, type_, parameters = "values" if self.sweep.light else "lines", "int", []
         sizes = ["kThreads", "kElements", *extents]
@@ -137,26 +122,6 @@ class Registers:
         parameters += [f"{type_} {x}" for x in ("e", *self.sweep.lines)]
         shape = shape_of((self.block.elements, *extents))
         return self.text.function(f"{verb}<{listed(sizes)}>(thread", parameters, shape)
-
-    @contextmanager
-    def _each_plane(self) -> Iterator[None]:
-        with self.each_plane(), self.across():
-            yield
-
-    def each_plane(self) -> AbstractContextManager[None]:
-        """What is printed meanwhile is done for every plane, each in one warp."""
-        *planes, _ = (self.sweep.extents[x] for x in self.sweep.lines)
-        sizes = listed(("kThreads", "kElements", *planes))
-        plane = f"const Plane<{1 + len(planes)}>& plane"
-        shape = shape_of((self.block.elements, *planes))
-        return self.text.function(f"planes<{sizes}>(thread", (plane,), shape)
-
-    def across(self) -> AbstractContextManager[None]:
-        """What is printed meanwhile is done once, for all lines of a plane."""
-        fibres, lines = self.block.fibres(self.sweep), self.sweep.extents[self.sweep.lines[-1]]
-        parameters = [f"const {self.type_of_owner}& quad"]
-        parameters += [f"const Pack<int, {fibres}>& {x}" for x in ("e", *self.sweep.lines)]
-        return self.text.function(f"across<{lines}>(thread, plane", parameters, shape_of((lines,)))
 
     # ---- Loads -----------------------------------------------------------------------------------
 

@@ -1,6 +1,5 @@
 """The stages of a kernel one after the other, and the barriers between them."""
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 
 from jaxmagma.lowering.cuda.blocks import Block
@@ -12,10 +11,10 @@ from jaxmagma.lowering.cuda.source.places import Places
 from jaxmagma.lowering.cuda.source.preloads import Preloads
 from jaxmagma.lowering.cuda.source.products import print_accumulation, print_gemm
 from jaxmagma.lowering.cuda.source.streams import Streams
-from jaxmagma.lowering.cuda.source.sweeps import print_planes, print_sweep
+from jaxmagma.lowering.cuda.source.sweeps import print_sweep
 from jaxmagma.lowering.cuda.source.text import Text
 from jaxmagma.lowering.cuda.source.tiles import Tiles
-from jaxmagma.lowering.cuda.sweeps import Accumulation, Gemm, Stage, Sweep, follows
+from jaxmagma.lowering.cuda.sweeps import Accumulation, Gemm, Stage, Sweep
 
 
 def print_stages(
@@ -27,24 +26,17 @@ def print_stages(
     preloads: Preloads,
 ) -> None:
     barriers = Barriers(text, block, tiles)
-    for group in _together(block.stages):
+    for position, stage in enumerate(block.stages):
         text()
-        position, stage = group[0], block.stages[group[0]]
         preloads.print_next(position)
         places = Places(block, position)
-        # Where an element is one plane, sweeps that follow others load matrices for themselves.
-        at_first = group[:1] if isinstance(stage, Sweep) and len(stage.lines) == 1 else group
-        pieces = list(dict.fromkeys(x for n in at_first for x in _pieces(block, block.stages[n])))
+        pieces = _pieces(block, stage)
         with text.braces() if pieces else nullcontext():
             # Matrices come while others are still at work on what the stage reads.
             matrices.print_loads(pieces)
-            barriers.print_before([Places(block, n) for n in group])
-            barriers.print_waits(group[:1] if block.has_one_plane(stage) else group)
-            if isinstance(stage, Sweep) and stage.across:
-                stages = ((Places(block, n), block.stages[n]) for n in group)
-                sweeps = [(own, x) for own, x in stages if isinstance(x, Sweep)]
-                print_planes(text, matrices, streams, sweeps, set(pieces), barriers, preloads)
-            elif (
+            barriers.print_before(places)
+            barriers.print_waits(position)
+            if (
                 isinstance(stage, Sweep)
                 and block.copies(stage)
                 and stage.loads[0].tile in block.sent
@@ -67,17 +59,6 @@ def print_stages(
         awaited = bool(tiles.brought) and not barriers.waiting  # by a barrier, too
         if not awaited:
             barriers.print_last(len(block.stages))
-
-
-def _together(stages: Sequence[Stage]) -> list[list[int]]:
-    """Positions of stages, with those that follow others in the same warps."""
-    found: list[list[int]] = []
-    for position in range(len(stages)):
-        if follows(stages, position):
-            found[-1].append(position)
-        else:
-            found.append([position])
-    return found
 
 
 def _pieces(block: Block, stage: Stage) -> list[Pieces]:
