@@ -275,7 +275,7 @@ def test_groups_of_threads_are_warps() -> None:
         Parameters(threads=64, groups=2)
 
 
-@pytest.mark.parametrize("name", ["threads", "elements", "fetch", "reuse"])
+@pytest.mark.parametrize("name", ["threads", "elements", "fetch"])
 def test_parameters_that_make_no_sense(name: str) -> None:
     options: dict[str, Any] = {name: -1}
     with pytest.raises(ValueError, match=f"{name}=-1"):
@@ -479,10 +479,9 @@ def test_numbers_of_several_outputs(emulated: Path) -> None:
         {"quads": True, "fibres": 3, "elements": 2, "threads": 64},
         {"quads": True, "ahead": True, "fetch": 2},
         {"quads": True, "ahead": True, "fetch": 1, "threads": 32, "groups": 2, "elements": 3},
-        {"quads": True, "fetch": 2, "reuse": 1},
-        {"quads": True, "fetch": 2, "reuse": 2, "apart": True},
+        {"quads": True, "fetch": 2},
         {"quads": True, "fetch": 3, "apart": True, "elements": 3, "threads": 64, "slices": 2},
-        {"quads": True, "fetch": 2, "reuse": 2, "elements": 3, "threads": 64, "slices": 2},
+        {"quads": True, "fetch": 2, "elements": 3, "threads": 64, "slices": 2},
     ],
     ids=str,
 )
@@ -490,16 +489,6 @@ def test_numbers_do_not_depend_on_parameters(options: dict[str, Any], emulated: 
     for extents in ((1,), (23,)):
         emulate(mass(2), extents, emulated, **options)
         emulate(chain(4), extents, emulated, **options)
-
-
-def test_tiles_take_the_place_of_fetched_operands(emulated: Path) -> None:
-    """Of as many as they may; what comes ahead of the next elements keeps its place."""
-    program = gradient(chain(9))
-    fetched: dict[str, Any] = {"quads": True, "fetch": 3, "elements": 1}
-    kernels = [lowered(program, **fetched, reuse=reuse) for reuse in range(4)]
-    sizes = [kernel.attributes["shared_bytes"] for kernel in kernels]
-    assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[-1]
-    emulate(program, (7,), emulated, **fetched, reuse=3)
 
 
 @pytest.mark.parametrize("program", [chain(16), mass(7), gradient(chain(16))], ids=str)

@@ -117,7 +117,6 @@ CUDA = Space(
             "send",
             values=((None, None), (True, None), (False, None), (None, False), (True, False)),
         ),
-        one("reuse", None, 0, 3, 2, 1),
         one("slices", None, 1, 2, 4),
         one("accumulate", None, True, False),
         one("whole_sums", None, True, False),

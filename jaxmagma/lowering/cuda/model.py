@@ -99,8 +99,6 @@ WIDE = 15
 CHEAP, DEAR = 1e-3, 0.03
 # So long are rows that had better come to each warp as it needs them.
 ROW_VALUES = 11
-# So many threads are enough where each warp has elements of its own, and registers for no more.
-ALONE_THREADS = 224
 # One warp has registers for so many of sums, and a multiprocessor for so many warps then. So many
 # threads of others have one element, if there are sums.
 WARP_SUMS = 40
@@ -511,9 +509,6 @@ def place_tiles(block: Block, tight: bool) -> None:
     if block.parameters.in_place is None and not has_room(block):
         in_place = True
         block.shared = shared_of(block, in_place, tight)
-    kept = block.ahead or bool(block.accumulations) or block.parameters.reuse is not None
-    if in_place and block.alone and not kept:
-        reuse_operands(block, tight)
     may_wait = block.ahead and not block.twice and not block.alone
     if may_wait and block.fetched and not has_room(block):
         # Where more groups have room so, what comes ahead comes late.
@@ -525,20 +520,7 @@ def place_tiles(block: Block, tight: bool) -> None:
     block.shared.values = max([block.shared.values, *map(block.sum_size, block.accumulated)])
 
 
-def reuse_operands(block: Block, tight: bool) -> None:
-    """Has tiles take the place of as few fetched operands as leave room for enough warps.
-
-    Rows there have no padding, and where a tile begins is only known when the kernel runs.
-    """
-    for reuse in range(1, len(block.fetched) + 1):
-        if resident(block) * block.threads * block.groups >= ALONE_THREADS:
-            return
-        block.shared = shared_of(block, True, tight, reuse=reuse)
-
-
-def shared_of(
-    block: Block, in_place: bool, tight: bool, late: bool = False, reuse: int = 0
-) -> Shared:
+def shared_of(block: Block, in_place: bool, tight: bool, late: bool = False) -> Shared:
     """The places of tiles, for the threads and elements of the block."""
     padding = block.parameters.padding
     if padding is None:
@@ -548,8 +530,7 @@ def shared_of(
     apart = bool(block.parameters.apart)
     threads, elements = block.threads, block.elements
     shared = Shared(block.uses, threads, elements, padding, possible, price, late, apart)
-    given = block.parameters.reuse
-    return shared.place(rooms_of(block.uses, in_place, reuse if given is None else given))
+    return shared.place(rooms_of(block.uses, in_place))
 
 
 def is_crowded_by_tiles(block: Block) -> bool:

@@ -50,7 +50,6 @@ class Parameters:
     rewrite: bool | None = None  # outputs of fibres are stored in order, from shared memory
     send: bool | None = None  # by the copy engine, all elements at once
     in_place: bool | None = None  # tiles take the place of those that they are made from
-    reuse: int | None = None  # and that of so many operands which the copy engine brought
     shared_bytes: int = SHARED_BYTES  # most shared memory for one block
     # Of matrices that are symmetric about their centre, even and odd halves are multiplied.
     even_odd: bool | None = None
@@ -63,10 +62,8 @@ class Parameters:
             given = getattr(self, name)
             if given is not None and given < 1:
                 raise ValueError(f"{name}={given} is none at all")
-        for name in ("fetch", "reuse"):
-            given = getattr(self, name)
-            if given is not None and given < 0:
-                raise ValueError(f"{name}={given} is less than none")
+        if self.fetch is not None and self.fetch < 0:
+            raise ValueError(f"fetch={self.fetch} is less than none")
         if self.middle is not None and self.middle not in get_args(Middle):
             raise ValueError(f"middle={self.middle!r} is none of {', '.join(get_args(Middle))}")
         if self.groups is not None and self.groups > 1 and self.threads != WARP:

@@ -100,26 +100,20 @@ class Room:
         return Room(whole, {**self.axes, tile: axes})
 
 
-def rooms_of(uses: Uses, in_place: bool, reuse: int = 0) -> list[Room]:
-    """The tiles in shared memory, those together that take each other's place.
-
-    Also that of ``reuse`` operands which the copy engine brought.
-    """
-    kept = uses.fetched if uses.ahead else set(sorted(uses.fetched)[reuse:])
+def rooms_of(uses: Uses, in_place: bool) -> list[Room]:
+    """The tiles in shared memory, those together that take each other's place."""
     rooms: list[Room] = []
     room_of: dict[int, Room] = {}
     for tile in sorted(uses.tiles, key=lambda x: (uses.maker[x], x)):
         shape = uses.plan.tiles[tile].shape
-        found = _replaced(uses, tile, room_of.keys() - kept) if in_place else None
+        found = _replaced(uses, tile, room_of.keys() - uses.fetched) if in_place else None
         room = Room(shape, {tile: tuple(range(len(shape)))})
         if found is not None:
             before, order = found
             old = room_of[before]
             wider = old.with_tile(tile, tuple(old.axes[before][n] for n in order), shape)
-            # The copy engine writes as if there was nothing between rows.
-            if not uses.fetched & old.axes.keys() or wider.shape[1:] == old.shape[1:]:
-                rooms[rooms.index(room_of.pop(before))] = room_of[tile] = wider
-                continue
+            rooms[rooms.index(room_of.pop(before))] = room_of[tile] = wider
+            continue
         rooms.append(room)
         room_of[tile] = room
     return rooms
@@ -215,7 +209,6 @@ class Shared:
         self.layouts: dict[int, Layout] = {}
         self.offsets: dict[int, int] = {}
         self.second: dict[int, int] = {}  # from there to the other place of tiles that have two
-        self.where_fetched: dict[int, int] = {}  # tiles where the copy engine brings another one
         self.values = 0  # of all elements of a group
 
     def place(self, rooms: Iterable[Room]) -> "Shared":
@@ -232,8 +225,6 @@ class Shared:
         places = min(map(self._places, (given, largest_first)), key=lambda x: x[0])
         self.values = places[0]
         for (room, layout), begin in places[1]:
-            for fetched in self.uses.fetched & room.axes.keys():
-                self.where_fetched.update(dict.fromkeys(room.axes, fetched))
             for tile, axes in room.axes.items():
                 self.layouts[tile] = Layout(tuple(layout.strides[x] for x in axes), layout.element)
                 self.offsets[tile] = begin

@@ -116,15 +116,14 @@ class Tiles:
         begin, own = f"shared + {self.block.shared.offsets[tile]}", f" + {size} * e"
         if tile in self.block.shared.second:
             begin += f" + {self.block.shared.second[tile]} * half"
-        fetched = self.block.shared.where_fetched.get(tile)
         if tile in self.block.sent:
             place = f"fetched({begin}, out{self.block.sent[tile]}(0)){own}"
-        elif fetched not in self.block.fetched:
+        elif tile not in self.block.fetched:
             place = begin + own
         elif self.block.together:
-            place = f"fetched({begin}, g{fetched}(0)){own}"
+            place = f"fetched({begin}, g{tile}(0)){own}"
         else:
-            place = f"fetched({begin}{own}, g{fetched}(e))"
+            place = f"fetched({begin}{own}, g{tile}(e))"
         return f"[&](int e) {{ return {place}; }}"
 
     def _operand(self, tile: int) -> Pointer:
