@@ -4,8 +4,8 @@
 // It moves whole groups of 16 bytes between places that are multiples of 16. A tile of values of 8
 // bytes may begin in the middle of one: then it lies in shared memory as it does in global memory,
 // one value later, and the values beside it come along. Where an array ends, threads bring what is
-// less than a group; where there is no such engine, all. A tile comes as a whole, or in parts of an
-// even size that are apart in shared memory; or those of all elements come together.
+// less than a group; where there is no such engine, all. Each tile comes by itself, or those of all
+// elements come together.
 #pragma once
 
 #include "batch.cuh"
@@ -35,17 +35,18 @@ __device__ __forceinline__ unsigned in_shared(const void* at) {
   return static_cast<unsigned>(__cvta_generic_to_shared(at));
 }
 
-// Before the first fetch, for tiles of all elements that come in PARTS each.
-template <int THREADS, int ELEMENTS, int... PARTS>
+// Before the first fetch, for COUNT operands of all elements.
+template <int THREADS, int ELEMENTS, int COUNT>
 __device__ __forceinline__ void prepare(int thread, Arrival* arrived) {
   if (thread == 0) {
-    const auto init = [&](int parts) {
-      // As many threads as there are parts bring them, or all.
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(in_shared(arrived++)),
-                   "r"(parts < THREADS ? parts : THREADS)
+    // As many threads as there are elements bring their tiles, or all.
+    constexpr int kBringing = ELEMENTS < THREADS ? ELEMENTS : THREADS;
+#pragma unroll
+    for (int n = 0; n < COUNT; ++n) {
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(in_shared(arrived + n)),
+                   "r"(kBringing)
                    : "memory");
-    };
-    (init(ELEMENTS * PARTS), ...);
+    }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   sync<THREADS>();
@@ -79,23 +80,20 @@ __device__ __forceinline__ void bring(unsigned barrier, T* to, const T* from, in
   for (int i = end; i < size; ++i) to[i] = from[i];
 }
 
-// Brings the tiles from(e) to to(e), for all elements: PARTS of SIZE values, STRIDE apart there.
-template <int THREADS, int ELEMENTS, int PARTS, int SIZE, int STRIDE, class To, class From>
+// Brings the tiles from(e) to to(e), SIZE values each, for all elements.
+template <int THREADS, int ELEMENTS, int SIZE, class To, class From>
 __device__ __forceinline__ void fetch(int thread, Arrival& arrived, const To& to, const From& from,
                                       bool inside) {
   constexpr int kGroup = 16 / sizeof(*from(0));
   constexpr bool kRagged = SIZE % kGroup != 0;  // else only what begins between groups is
   static_assert(kGroup <= 2, "two values are a group, or one");
-  static_assert(PARTS == 1 || (SIZE % kGroup == 0 && STRIDE % kGroup == 0),
-                "all parts begin in the same half of a group");
-  if (thread >= ELEMENTS * PARTS) return;
+  if (thread >= ELEMENTS) return;
   const unsigned barrier = in_shared(&arrived);
   // What threads have done there before comes first.
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #pragma unroll 1
-  for (int n = thread; n < ELEMENTS * PARTS; n += THREADS) {
-    const int e = n / PARTS, part = n % PARTS;
-    bring(barrier, to(e) + part * STRIDE, from(e) + part * SIZE, SIZE, kRagged && inside);
+  for (int e = thread; e < ELEMENTS; e += THREADS) {
+    bring(barrier, to(e), from(e), SIZE, kRagged && inside);
   }
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
@@ -165,13 +163,12 @@ __device__ __forceinline__ T* fetched(T* to, const T*) {
   return to;
 }
 
-template <int THREADS, int ELEMENTS, int... PARTS>
+template <int THREADS, int ELEMENTS, int COUNT>
 __device__ __forceinline__ void prepare(int, Arrival*) {}
 
-template <int THREADS, int ELEMENTS, int PARTS, int SIZE, int STRIDE, class To, class From>
+template <int THREADS, int ELEMENTS, int SIZE, class To, class From>
 __device__ __forceinline__ void fetch(int thread, Arrival&, const To& to, const From& from, bool) {
-  values<THREADS, ELEMENTS, PARTS * SIZE>(
-      thread, [&](int e, int i) { to(e)[i / SIZE * STRIDE + i % SIZE] = from(e)[i]; });
+  values<THREADS, ELEMENTS, SIZE>(thread, [&](int e, int i) { to(e)[i] = from(e)[i]; });
 }
 
 template <int THREADS, int SIZE, class T, class Slice>

@@ -313,16 +313,7 @@ def test_operands_come_ahead(program: ElementProgram, elements: int) -> None:
 @pytest.mark.parametrize("elements", [1, ELEMENTS])
 def test_all_operands_are_fetched(n: int, elements: int) -> None:
     """Every other element of odd size begins in the middle of what the copy engine moves."""
-    for apart in (False, True):
-        given = Parameters(quads=True, fetch=3, apart=apart)
-        check(gradient(chain(n)), elements, parameters=given)
-
-
-@pytest.mark.parametrize("p", [3, 7, 11, 15])
-@pytest.mark.parametrize("ahead", [False, True])
-def test_parts_of_fetched_operands_are_apart(p: int, ahead: bool) -> None:
-    given = Parameters(quads=True, fetch=3, apart=True, ahead=ahead)
-    check(mass(p), 1013, parameters=given)
+    check(gradient(chain(n)), elements, parameters=Parameters(quads=True, fetch=3))
 
 
 @pytest.mark.parametrize("n", [9, 17, 25])

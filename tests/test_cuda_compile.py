@@ -480,7 +480,6 @@ def test_numbers_of_several_outputs(emulated: Path) -> None:
         {"quads": True, "ahead": True, "fetch": 2},
         {"quads": True, "ahead": True, "fetch": 1, "threads": 32, "groups": 2, "elements": 3},
         {"quads": True, "fetch": 2},
-        {"quads": True, "fetch": 3, "apart": True, "elements": 3, "threads": 64, "slices": 2},
         {"quads": True, "fetch": 2, "elements": 3, "threads": 64, "slices": 2},
     ],
     ids=str,
@@ -489,14 +488,6 @@ def test_numbers_do_not_depend_on_parameters(options: dict[str, Any], emulated: 
     for extents in ((1,), (23,)):
         emulate(mass(2), extents, emulated, **options)
         emulate(chain(4), extents, emulated, **options)
-
-
-@pytest.mark.parametrize("program", [chain(16), mass(7), gradient(chain(16))], ids=str)
-def test_parts_of_fetched_operands_are_apart(program: ElementProgram, emulated: Path) -> None:
-    """Planes or rows whose distance would be a multiple of the banks, and no others."""
-    fetched: dict[str, Any] = {"quads": True, "fetch": 3}
-    for options in ({"elements": 1}, {"elements": 3, "threads": 64, "ahead": True}):
-        emulate(program, (7,), emulated, **fetched, **options, apart=True)
 
 
 @pytest.mark.parametrize("program", [chain(9), gradient(chain(5))], ids=str)

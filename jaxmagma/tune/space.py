@@ -122,7 +122,6 @@ CUDA = Space(
         one("whole_sums", None, True, False),
         one("fetch", None, 0, 1, 2, 4),
         one("together", None, True, False),
-        one("apart", None, True),
         together(
             "ahead", "twice", values=((None, None), (True, None), (False, None), (True, True))
         ),

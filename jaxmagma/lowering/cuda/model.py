@@ -527,9 +527,8 @@ def shared_of(block: Block, in_place: bool, tight: bool, late: bool = False) -> 
         padding = 0 if tight else WIDE if block.quads else NARROW
     possible = block.possible_spreads()
     price = DEAR if is_crowded_by_tiles(block) else CHEAP
-    apart = bool(block.parameters.apart)
     threads, elements = block.threads, block.elements
-    shared = Shared(block.uses, threads, elements, padding, possible, price, late, apart)
+    shared = Shared(block.uses, threads, elements, padding, possible, price, late)
     return shared.place(rooms_of(block.uses, in_place))
 
 

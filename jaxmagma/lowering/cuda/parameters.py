@@ -40,7 +40,6 @@ class Parameters:
     tails: bool | None = None  # of them, threads multiply with a last row or column that is alone
     fetch: int | None = None  # operands that the copy engine brings to shared memory
     together: bool | None = None  # those of all elements in one copy
-    apart: bool | None = None  # planes or rows of these are apart there, against bank conflicts
     middle: Middle | None = None  # axis that has its turn last on the way in, first on the way out
     stream: bool | None = None  # rows of others, for each warp as it needs them
     ahead: bool | None = None  # while there is work on the elements before

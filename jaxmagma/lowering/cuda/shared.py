@@ -32,8 +32,6 @@ from jaxmagma.plan import Plan, Rearrange
 
 # The stage before the first one.
 BEFORE = -1
-# The most values between parts of what the copy engine brings.
-MOST_APART = 12
 
 
 @dataclass(frozen=True)
@@ -193,7 +191,6 @@ class Shared:
         possible: Mapping[int, Sequence[int]],
         price: float,
         late: bool = False,
-        apart: bool = False,
     ) -> None:
         self.uses = uses
         self.threads = threads
@@ -203,7 +200,6 @@ class Shared:
         self.spreads: dict[int, int] = {}
         # What comes ahead does so before the last stage, to where tiles were that it does not need.
         self.late = late
-        self.apart = apart  # what it brings may be in parts with padding between them
         self.itemsize = uses.plan.program.dtype.itemsize
         self.price = price  # of a value of an element, in bank conflicts
         self.layouts: dict[int, Layout] = {}
@@ -307,18 +303,15 @@ class Shared:
     def _layout(self, room: Room, accesses: Iterable[Access]) -> tuple[Layout, float]:
         """The layout of a room, and what accesses to it cost."""
         if (self.uses.fetched | self.uses.sent) & room.axes.keys():
-            accesses = list(accesses)
-            layouts = [banks.row_major(room.shape, x) for x in self._fetched_paddings(room)]
-            costs = [
-                self.price * (layout.element - layouts[0].element)
-                + sum(
-                    banks.conflicts_at(x, layout.strides, layout.element, self.itemsize)
-                    for x in accesses
-                )
-                for layout in layouts
-            ]
-            best = min(range(len(layouts)), key=costs.__getitem__)
-            return layouts[best], float(costs[best])
+            # The copy engine takes pairs of values: a tile begins in either half of the first.
+            behind = 0 if self._follow(room) else 2 - math.prod(room.shape) % 2
+            rest = (0,) * (len(room.shape) - 1)
+            layout = banks.row_major(room.shape, (behind, *rest))
+            conflicts = (
+                banks.conflicts_at(x, layout.strides, layout.element, self.itemsize)
+                for x in accesses
+            )
+            return layout, float(sum(conflicts))
         if not self.padding:
             return banks.row_major(room.shape), 0.0
         candidates = Candidates(
@@ -329,21 +322,6 @@ class Shared:
             self.padding,
         )
         return banks.choose(candidates, tuple(dict.fromkeys(accesses)), self.price)
-
-    def _fetched_paddings(self, room: Room) -> list[tuple[int, ...]]:
-        """Of a room of an operand that the copy engine brings: none, and what parts are apart.
-
-        It takes pairs of values: a tile begins in either half of the first, as all its parts do.
-        """
-        size, inner = math.prod(room.shape), math.prod(room.shape[1:])
-        group = max(1, 16 // self.itemsize)
-        rest = (0,) * (len(room.shape) - 1)
-        if self._follow(room):
-            return [(0, *rest)]
-        found = [(2 - size % 2, *rest)]
-        if self.apart and rest and inner % group == 0 and not self.uses.plain & room.axes.keys():
-            found += [(2, pad, *rest[1:]) for pad in range(group, MOST_APART + 1, group)]
-        return found
 
     def _elsewhere(self, position: int, spread: int) -> float:
         """What a sweep meets in global memory, and in parts of tiles in shared memory."""

@@ -118,9 +118,8 @@ class Source:
             groups, own = ("[kGroups]", "[group]") if several else ("", "")
             text(f"__shared__ Arrival arrivals{groups}[{count}];")
             text(f"Arrival* const arrived = arrivals{own};")
-            parts = listed(self._tiles.parts(x)[0] for x in block.fetched for _ in range(places))
             elements = 1 if block.together else "kElements"
-            text(f"prepare<kThreads, {elements}, {parts}>(thread, arrived);")
+            text(f"prepare<kThreads, {elements}, {count}>(thread, arrived);")
             if block.loops:
                 text("unsigned done = 0;" if block.twice else "unsigned phase = 0;")
         self._streams.print_rooms()

@@ -3,12 +3,11 @@
 ``g7(e)`` is tile 7 of element e in global memory, ``s7(e)`` in shared memory.
 """
 
-import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from jaxmagma.lowering.cuda.blocks import Block
-from jaxmagma.lowering.cuda.source.text import Text, listed, shape_of
+from jaxmagma.lowering.cuda.source.text import Text, shape_of
 from jaxmagma.lowering.cuda.sweeps import Sweep
 from jaxmagma.plan import Plan
 from jaxmagma.program import Gather
@@ -133,11 +132,10 @@ class Tiles:
 
     def print_fetch(self, tile: int) -> None:
         """Has the copy engine bring an operand."""
-        copy, sizes, where = "fetch", ["kElements", *self.parts(tile)], f"s{tile}, g{tile}"
+        size = self.block.plan.tiles[tile].size
+        called, where = f"fetch<kThreads, kElements, {size}>", f"s{tile}, g{tile}"
         if self.block.together:
-            copy, sizes = "fetch_slice", [self.block.plan.tiles[tile].size]
-            where = f"s{tile}(0), g{tile}(0), slice"
-        called = f"{copy}<{listed(['kThreads', *sizes])}>"
+            called, where = f"fetch_slice<kThreads, {size}>", f"s{tile}(0), g{tile}(0), slice"
         where += ", batch.inside(slice)"
         self.text(f"{called}(thread, {self.arrival(tile)}, {where});")
 
@@ -152,13 +150,6 @@ class Tiles:
         """Which of the arrivals is that of an operand."""
         number = self.block.fetched.index(tile)
         return f"arrived[{2 * number} + half]" if self.block.twice else f"arrived[{number}]"
-
-    def parts(self, tile: int) -> tuple[int, int, int]:
-        """In how many parts an operand comes, of how many values, and how far they are apart."""
-        shape, stride = self.block.plan.tiles[tile].shape, self.block.shared.layouts[tile].strides
-        inner = math.prod(shape[1:])
-        whole = not shape or stride[0] == inner
-        return (1, math.prod(shape), math.prod(shape)) if whole else (shape[0], inner, stride[0])
 
     def print_fetches(self, tiles: Iterable[int], first: str, half: str = "") -> None:
         """Brings operands of the elements from ``first`` on, if there are any.
