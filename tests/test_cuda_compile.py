@@ -46,7 +46,7 @@ from tests.cuda_programs import (
 
 SIZES = {"a": 2, "b": 3, "c": 4, "i": 3, "j": 4, "k": 5, "l": 3, "x": 5, "y": 4, "z": 3}
 
-# Tensor cores have pieces of 8 and of 4, and a row or a column that is alone is none.
+# Tensor cores have pieces of 8 and of 4.
 CHAINS = (*range(2, 10), 11, 12, 13, 16, 17, 20, 21, 24, 25, 28, 31, 32)
 # Kernels of sweeps alone: every value of a fibre has a register of its own.
 UNSPILLED: dict[str, ElementProgram] = {

@@ -134,7 +134,7 @@ def test_numbers_of_spread_lines(size: int, fibres: int, emulated: Path) -> None
         (17, 10, False, 1, "float64"),
     ],
 )
-def test_numbers_of_tails(
+def test_numbers_of_pieces_that_are_not_full(
     rows: int, columns: int, constant: bool, fibres: int, dtype: str, emulated: Path
 ) -> None:
     """Also from one product to the next, and of what is added up along a fibre."""
@@ -146,9 +146,8 @@ def test_numbers_of_tails(
 
 @pytest.mark.parametrize(("rows", "columns"), [(9, 9), (9, 6), (10, 13)])
 def test_nan_stays_in_its_fibre(rows: int, columns: int, emulated: Path) -> None:
-    """Be it in a tail or not."""
     program = contraction("xa,eab->exb", {"x": rows, "a": columns, "b": 3})
-    kernel = lowered(program, (5,), quads=True, tails=True)
+    kernel = lowered(program, (5,), quads=True)
     for place in (0, columns - 1):
         (field,) = arguments(program, (5,))
         field[1, place, 2], field[3, place, 0] = np.nan, np.inf

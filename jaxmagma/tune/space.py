@@ -126,7 +126,6 @@ CUDA = Space(
             "ahead", "twice", values=((None, None), (True, None), (False, None), (True, True))
         ),
         one("hold", None, True, False),
-        one("tails", None, True, False),
         one("early", None, True),
         one("keep", None, True),
         one("preload", None, 1, 2),

@@ -6,7 +6,6 @@ several elements at a time.  How many threads and elements, and who owns fibres,
 """
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
@@ -101,7 +100,6 @@ class Block:
         self.quads = bool(parameters.quads) and self.dtype in BY_TENSOR_CORES
         self.halves: dict[int, Halves] = {}
         self.holds = False  # matrices stay in registers from one product to the next
-        self.tails = False  # threads multiply with a last row or column that is alone
         self.packed = 1  # fibres that a thread has at a time
         self.bank: list[int] = []
         self.near: list[int] = []  # matrices in shared memory
@@ -252,16 +250,11 @@ class Block:
         """A matrix that tensor cores multiply with, or its two halves."""
         if move.matrix is not None and self.is_mirrored(sweep):
             return split_pieces_of(self.plan, move, self.halves[move.matrix.tile])
-        return (pieces_of(self.plan, move, self.tails),)
+        return (pieces_of(self.plan, move),)
 
     def is_mirrored(self, sweep: Sweep) -> bool:
         """Whether quads have opposite values of fibres in one lane, and multiply halves."""
         return is_mirrored(sweep, self.halves)
-
-    def has_tail(self, sweep: Sweep) -> bool:
-        """Whether all lanes of a quad have the tail of a fibre, to multiply it with a column."""
-        matrices = (x for m in sweep.moves if m.matrix for x in self.pieces_of(sweep, m))
-        return any(x.has_column for x in matrices)
 
     def arranged(self) -> list[np.ndarray]:
         """The values of constant matrices for tensor cores, in the order of ``pieces``."""
@@ -274,10 +267,9 @@ class Block:
                 found.append(x.arranged(array))
         return found
 
-    def matrix_registers(self, tails: bool = True) -> int:
+    def matrix_registers(self) -> int:
         """Registers of a thread for all matrices that tensor cores multiply with."""
-        found = (x if tails else replace(x, tails=False) for x in self.pieces())
-        return sum(x.values for x in found) * self.dtype.itemsize // 4
+        return sum(x.values for x in self.pieces()) * self.dtype.itemsize // 4
 
     def fibres(self, sweep: Sweep) -> int:
         """Fibres that a thread, or a quad, has at a time: as many as leave none without."""

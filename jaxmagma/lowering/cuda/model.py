@@ -204,7 +204,7 @@ def _choose(plan: Plan, parameters: Parameters, limits: Limits) -> Block | Decli
             block.quads = True
             block.halves = halves_of(block)
             block.stages = block.schedule()
-        hold_matrices(block)
+        block.holds = holds(block)
         if block.accumulations and block.holds:
             block.stages = block.schedule(block.matrix_registers())
             block.holds = holds(block)
@@ -326,20 +326,6 @@ def longest(block: Block, sweep: Sweep) -> int:
     """Values of the longest fibre that a matrix multiplies."""
     moves = [move for move in sweep.moves if move.matrix is not None]
     return max((x.length for m in moves for x in (m.result, *m.operands)), default=0)
-
-
-def hold_matrices(block: Block) -> None:
-    """Chooses who multiplies with tails of matrices, and whether these stay in registers.
-
-    With tails they take more of them. That all of them stay there is worth more.
-    """
-    given = block.parameters.tails
-    wanted = (True, False, True) if multiplies_much(block) else (False,)
-    for tails in wanted if given is None else (given,):
-        block.tails = tails
-        block.holds = holds(block)
-        if block.holds:
-            return
 
 
 def holds(block: Block) -> bool:
@@ -593,15 +579,12 @@ def resident(block: Block) -> int:
 
 
 def quad_registers(block: Block) -> int:
-    """Registers that a thread needs, or it would keep some of its values in memory.
-
-    Tails are left out: they add a few values to a matrix, and the places are counted higher.
-    """
+    """Registers that a thread needs, or it would keep some of its values in memory."""
     sweeps = [x for x in block.stages if isinstance(x, Sweep) and x.lanes > 1]
     live = max((live_registers(block.plan, x, block.halves) for x in sweeps), default=0)
     several = any(block.is_mirrored(x) and len(x.moves) > SEVERAL_MOVES for x in sweeps)
     places = QUAD_PLACES + (MIRRORED_PLACES if several else 0)
-    return live + places + (block.matrix_registers(tails=False) if block.holds else 0)
+    return live + places + (block.matrix_registers() if block.holds else 0)
 
 
 def enough_blocks(block: Block) -> int:

@@ -37,7 +37,6 @@ class Parameters:
     preload: int | None = None  # sweeps whose operands come while elements before are summed
     keep: bool | None = None  # operands of sums stay in shared memory, where sweeps have read them
     hold: bool | None = None  # matrices stay in registers from one product to the next
-    tails: bool | None = None  # of them, threads multiply with a last row or column that is alone
     fetch: int | None = None  # operands that the copy engine brings to shared memory
     together: bool | None = None  # those of all elements in one copy
     middle: Middle | None = None  # axis that has its turn last on the way in, first on the way out

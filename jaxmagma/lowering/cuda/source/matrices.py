@@ -73,7 +73,7 @@ class Matrices:
     def print_loads(self, pieces: Iterable[Pieces]) -> None:
         """Brings matrices for tensor cores to the registers of each warp."""
         for x in pieces:
-            sizes, place = [x.rows, x.columns, str(x.tails).lower()], f"table.{x.name}"
+            sizes, place = [x.rows, x.columns], f"table.{x.name}"
             if not self.block.is_constant(x.tile):
                 sizes, place = [*sizes, x.row, x.column], f"g{x.tile}_"
             again = "" if self.block.holds else self.again

@@ -93,9 +93,7 @@ class Registers:
     @property
     def _places_in_quads(self) -> str:
         """What kind of quad of ``cuda/quad.cuh`` has the values: empty for the plain one."""
-        if self.block.is_mirrored(self.sweep):
-            return "Mirrored"
-        return "Tail" if self.block.has_tail(self.sweep) else ""
+        return "Mirrored" if self.block.is_mirrored(self.sweep) else ""
 
     def type_of_fibre(self, length: int) -> str:
         type_, fibres = self.block.type, self.block.fibres(self.sweep)
