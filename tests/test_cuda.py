@@ -402,12 +402,11 @@ def test_operands_with_two_places(n: int, fetch: int) -> None:
     check(chain(n), 9001, parameters=parameters)
 
 
-@pytest.mark.parametrize("sweeps", [1, 2])
 @pytest.mark.parametrize("quads", [False, True])
 @pytest.mark.parametrize("options", [{}, {"early": True, "keep": True}], ids=str)
-def test_operands_of_sums(options: dict[str, Any], quads: bool, sweeps: int) -> None:
-    """They come while elements before are summed, before anything is stored, and stay."""
-    parameters = Parameters(quads=quads, preload=sweeps, **options)
+def test_operands_of_sums(options: dict[str, Any], quads: bool) -> None:
+    """They come before anything is stored, and stay."""
+    parameters = Parameters(quads=quads, **options)
     for n in (4, 12, 16):
         program = gradient(chain(n, constant=False))
         for elements in (1, 5001):

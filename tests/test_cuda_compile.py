@@ -587,29 +587,6 @@ def test_operands_of_sums_stay_in_shared_memory(
     emulate(program, (5,), emulated, **kept)
 
 
-PRELOADS: dict[str, tuple[ElementProgram, dict[str, Any]]] = {
-    "quads": (chain(10, constant=False), {"quads": True, "elements": 3, "threads": 64}),
-    "threads": (mass(3, constant=False), {"quads": False, "elements": 2, "whole_sums": False}),
-    "packs": (
-        chain(4, dtype="float32", constant=False),
-        {"elements": 32, "threads": 64, "fibres": 2, "whole_sums": False},
-    ),
-    "whole sums": (mass(2, constant=False), {"whole_sums": True, "threads": 64, "elements": 4}),
-}
-
-
-@pytest.mark.parametrize("sweeps", [1, 2])
-@pytest.mark.parametrize("name", PRELOADS)
-def test_operands_come_while_elements_before_are_summed(
-    name: str, sweeps: int, emulated: Path
-) -> None:
-    of, options = PRELOADS[name]
-    program = gradient(of)
-    options = {**options, "accumulate": True, "preload": sweeps}
-    for elements in (1, 7, 40):
-        emulate(program, (elements,), emulated, **options)
-
-
 @pytest.mark.parametrize("n", [25, 26])
 def test_wide_sums_are_shared_by_warps(n: int, emulated: Path) -> None:
     """Columns of a sum that one warp has no registers for are divided."""

@@ -128,7 +128,6 @@ CUDA = Space(
         one("hold", None, True, False),
         one("early", None, True),
         one("keep", None, True),
-        one("preload", None, 1, 2),
         one("prefetch", None, True, False),
         one("padding", None, 0, 5, 15, 2),
         one("spread", None, 1),

@@ -48,15 +48,15 @@ class Registers:
 
     # ---- Names -----------------------------------------------------------------------------------
 
-    def name_of(self, value: Value, kind: str) -> str:
+    def _name_of(self, value: Value, kind: str) -> str:
         return f"{kind}{value.tile}{self._suffix(value)}"
 
     def named_fibre(self, value: Value) -> str:
-        self.fibres[value] = self.name_of(value, "r")
+        self.fibres[value] = self._name_of(value, "r")
         return self.fibres[value]
 
     def named_value(self, value: Value) -> str:
-        self.values[value] = self.name_of(value, "v")
+        self.values[value] = self._name_of(value, "v")
         return self.values[value]
 
     def _suffix(self, value: Value) -> str:
@@ -131,10 +131,10 @@ class Registers:
         name = self.named_fibre(value)
         if self.quad and self.places.from_shared(value.tile):
             self.loaded.add(value.tile)
-        self.text(f"const auto {name} = {self.loaded_fibre(value)};", shape_of((value.length,)))
+        self.text(f"const auto {name} = {self._loaded_fibre(value)};", shape_of((value.length,)))
         return name
 
-    def loaded_fibre(self, value: Value) -> str:
+    def _loaded_fibre(self, value: Value) -> str:
         """A fibre as it comes from memory."""
         reading = self.places.reading(value.tile)
         place = reading.place + self.line(value, reading.strides)

@@ -8,7 +8,6 @@ from jaxmagma.lowering.cuda.source.assemblies import print_assembly
 from jaxmagma.lowering.cuda.source.barriers import Barriers
 from jaxmagma.lowering.cuda.source.matrices import Matrices
 from jaxmagma.lowering.cuda.source.places import Places
-from jaxmagma.lowering.cuda.source.preloads import Preloads
 from jaxmagma.lowering.cuda.source.products import print_accumulation, print_gemm
 from jaxmagma.lowering.cuda.source.streams import Streams
 from jaxmagma.lowering.cuda.source.sweeps import print_sweep
@@ -18,17 +17,11 @@ from jaxmagma.lowering.cuda.sweeps import Accumulation, Gemm, Stage, Sweep
 
 
 def print_stages(
-    text: Text,
-    block: Block,
-    tiles: Tiles,
-    matrices: Matrices,
-    streams: Streams,
-    preloads: Preloads,
+    text: Text, block: Block, tiles: Tiles, matrices: Matrices, streams: Streams
 ) -> None:
     barriers = Barriers(text, block, tiles)
     for position, stage in enumerate(block.stages):
         text()
-        preloads.print_next(position)
         places = Places(block, position)
         pieces = _pieces(block, stage)
         with text.braces() if pieces else nullcontext():
@@ -43,14 +36,13 @@ def print_stages(
             ):
                 tiles.print_send(stage.loads[0].tile)
             elif isinstance(stage, Sweep):
-                print_sweep(text, matrices, places, streams, stage, preloads)
+                print_sweep(text, matrices, places, streams, stage)
             elif isinstance(stage, Gemm):
                 print_gemm(text, places, stage)
             elif isinstance(stage, Accumulation):
                 print_accumulation(text, places, stage)
             else:
                 print_assembly(text, places, stage)
-    preloads.print_next(len(block.stages))
     if block.fetched and block.loops:
         text("++done;" if block.twice else "phase ^= 1;")
     if block.summed:

@@ -5,7 +5,6 @@ from collections.abc import Collection
 from jaxmagma.lowering.cuda.functors import FUNCTORS
 from jaxmagma.lowering.cuda.source.matrices import Matrices
 from jaxmagma.lowering.cuda.source.places import Places
-from jaxmagma.lowering.cuda.source.preloads import Preloads
 from jaxmagma.lowering.cuda.source.registers import POINT, Registers
 from jaxmagma.lowering.cuda.source.streams import Streams
 from jaxmagma.lowering.cuda.source.text import Text, listed, shape_of
@@ -14,15 +13,9 @@ from jaxmagma.plan import Pointwise, Product, Rearrange
 
 
 def print_sweep(
-    text: Text,
-    matrices: Matrices,
-    places: Places,
-    streams: Streams,
-    sweep: Sweep,
-    preloads: Preloads,
+    text: Text, matrices: Matrices, places: Places, streams: Streams, sweep: Sweep
 ) -> None:
     block, registers = places.block, Registers(text, places, sweep)
-    preloads.named(registers)
     streams.print_begin(places.position)
     with registers.each_fibre():
         if sweep.outers and block.parameters.early:

@@ -89,9 +89,6 @@ class Tiles:
     def print_global(self, x: Pointer) -> None:
         self.text(f"const auto {x.name} = {self._global(x, 'slice')};")
 
-    def print_operand(self, tile: int) -> None:
-        self.print_global(self._operand(tile))
-
     def print_shared(self, tile: int) -> None:
         shape = shape_of(self.block.plan.tiles[tile].shape)
         self.text(f"const auto s{tile} = {self._shared(tile)};", shape)
@@ -161,7 +158,7 @@ class Tiles:
                 self.text(f"const unsigned half = {half};")
             self.text(f"const auto slice = jaxmagma::slice<kElements>({first}, run.end);")
             for tile in tiles:
-                self.print_operand(tile)
+                self.print_global(self._operand(tile))
                 self.print_shared(tile)
                 self.print_fetch(tile)
 
