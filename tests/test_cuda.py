@@ -403,10 +403,10 @@ def test_operands_with_two_places(n: int, fetch: int) -> None:
 
 
 @pytest.mark.parametrize("quads", [False, True])
-@pytest.mark.parametrize("options", [{}, {"early": True, "keep": True}], ids=str)
-def test_operands_of_sums(options: dict[str, Any], quads: bool) -> None:
-    """They come before anything is stored, and stay."""
-    parameters = Parameters(quads=quads, **options)
+@pytest.mark.parametrize("early", [False, True])
+def test_operands_of_sums(early: bool, quads: bool) -> None:
+    """They come before anything is stored."""
+    parameters = Parameters(quads=quads, early=early)
     for n in (4, 12, 16):
         program = gradient(chain(n, constant=False))
         for elements in (1, 5001):

@@ -573,20 +573,6 @@ def test_loads_before_stores(program: ElementProgram, quads: bool, emulated: Pat
             emulate(gradient(program), (elements,), emulated, **options)
 
 
-@pytest.mark.parametrize(
-    ("n", "options"),
-    [(9, {}), (16, {"fetch": 1}), (9, {"ahead": True})],
-    ids=str,
-)
-def test_operands_of_sums_stay_in_shared_memory(
-    n: int, options: dict[str, Any], emulated: Path
-) -> None:
-    """Sums then read nothing from global memory."""
-    program = gradient(chain(n, constant=False))
-    kept = {"quads": True, "accumulate": True, "keep": True, **options}
-    emulate(program, (5,), emulated, **kept)
-
-
 @pytest.mark.parametrize("n", [25, 26])
 def test_wide_sums_are_shared_by_warps(n: int, emulated: Path) -> None:
     """Columns of a sum that one warp has no registers for are divided."""

@@ -127,7 +127,6 @@ CUDA = Space(
         ),
         one("hold", None, True, False),
         one("early", None, True),
-        one("keep", None, True),
         one("prefetch", None, True, False),
         one("padding", None, 0, 5, 15, 2),
         one("spread", None, 1),

@@ -353,8 +353,6 @@ class Block:
             elif isinstance(stage, Gemm):
                 made.add(stage.number)
         self.staged = staged
-        if self.parameters.keep:
-            self._keep(stages)
         self.rewritten = {x for x in self.written if x in made and self._in_fibres(x, stages)}
         copied = [x for x in self.written if x not in made or x in self.rewritten]
         sent = filter(self._can_send, self.rewritten if self.sends else ())
@@ -363,16 +361,6 @@ class Block:
             whole = [x for x in self.accumulations if x.output in self.whole]
             return self._accumulated(with_outers(stages, whole, self.origins), copied)
         return stages + [copy_sweep(self.plan, value) for value in copied]
-
-    def _keep(self, stages: list[Stage]) -> None:
-        """Has what sums read of operands stored in shared memory by the sweep that loads it."""
-        pieces = [x.step for x in self.accumulations if x.output not in self.whole]
-        wanted = {x for step in pieces for x in step.operands if self.is_outside(x)}
-        for sweep in (x for x in stages if isinstance(x, Sweep)):
-            for value in sweep.loads:
-                if value.tile in wanted - self.staged and self.origin(value.tile).view is None:
-                    self.staged.add(value.tile)
-                    sweep.add(Move(None, value, (value,)))
 
     def _grouped(self, kept: int) -> list[Stage]:
         """The steps as the scheduler groups them, which does so once for each question."""

@@ -34,7 +34,6 @@ class Parameters:
     fibres: int | None = None  # of a thread, or of four lanes, at a time
     near_bytes: int | None = None  # of matrices in the constant bank; others in shared memory
     early: bool | None = None  # fibres are loaded before the first one is stored
-    keep: bool | None = None  # operands of sums stay in shared memory, where sweeps have read them
     hold: bool | None = None  # matrices stay in registers from one product to the next
     fetch: int | None = None  # operands that the copy engine brings to shared memory
     together: bool | None = None  # those of all elements in one copy
