@@ -403,10 +403,8 @@ def test_operands_with_two_places(n: int, fetch: int) -> None:
 
 
 @pytest.mark.parametrize("quads", [False, True])
-@pytest.mark.parametrize("early", [False, True])
-def test_operands_of_sums(early: bool, quads: bool) -> None:
-    """They come before anything is stored."""
-    parameters = Parameters(quads=quads, early=early)
+def test_sums_of_products(quads: bool) -> None:
+    parameters = Parameters(quads=quads)
     for n in (4, 12, 16):
         program = gradient(chain(n, constant=False))
         for elements in (1, 5001):

@@ -563,16 +563,6 @@ def test_numbers_of_gradients(program: ElementProgram, quads: bool, emulated: Pa
             emulate(gradient(program), (elements,), emulated, **options)
 
 
-@pytest.mark.parametrize("quads", [False, True])
-@pytest.mark.parametrize("program", [chain(5), chain(9), mass(2)], ids=str)
-def test_loads_before_stores(program: ElementProgram, quads: bool, emulated: Path) -> None:
-    sums: dict[str, Any] = {"quads": quads, "accumulate": True, "elements": 4}
-    for whole in (False, True):
-        options: dict[str, Any] = sums | {"whole_sums": whole, "early": True}
-        for elements in (3, 13):
-            emulate(gradient(program), (elements,), emulated, **options)
-
-
 @pytest.mark.parametrize("n", [25, 26])
 def test_wide_sums_are_shared_by_warps(n: int, emulated: Path) -> None:
     """Columns of a sum that one warp has no registers for are divided."""

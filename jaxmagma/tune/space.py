@@ -126,7 +126,6 @@ CUDA = Space(
             "ahead", "twice", values=((None, None), (True, None), (False, None), (True, True))
         ),
         one("hold", None, True, False),
-        one("early", None, True),
         one("prefetch", None, True, False),
         one("padding", None, 0, 5, 15, 2),
         one("spread", None, 1),

@@ -33,7 +33,6 @@ class Parameters:
     quads: bool | None = None  # fibres are owned by four lanes, and tensor cores multiply them
     fibres: int | None = None  # of a thread, or of four lanes, at a time
     near_bytes: int | None = None  # of matrices in the constant bank; others in shared memory
-    early: bool | None = None  # fibres are loaded before the first one is stored
     hold: bool | None = None  # matrices stay in registers from one product to the next
     fetch: int | None = None  # operands that the copy engine brings to shared memory
     together: bool | None = None  # those of all elements in one copy

@@ -1,7 +1,5 @@
 """Sweeps: loads of fibres, products with matrices, pointwise functions, stores."""
 
-from collections.abc import Collection
-
 from jaxmagma.lowering.cuda.functors import FUNCTORS
 from jaxmagma.lowering.cuda.source.matrices import Matrices
 from jaxmagma.lowering.cuda.source.places import Places
@@ -15,11 +13,9 @@ from jaxmagma.plan import Pointwise, Product, Rearrange
 def print_sweep(
     text: Text, matrices: Matrices, places: Places, streams: Streams, sweep: Sweep
 ) -> None:
-    block, registers = places.block, Registers(text, places, sweep)
+    registers = Registers(text, places, sweep)
     streams.print_begin(places.position)
     with registers.each_fibre():
-        if sweep.outers and block.parameters.early:
-            text("if (!slice.has(e)) return;")  # loads after a branch of their own stay there
         _print_groups(text, matrices, registers, streams)
 
 
@@ -31,8 +27,6 @@ def _print_groups(text: Text, matrices: Matrices, registers: Registers, streams:
     reading = [
         n for n, x in enumerate(groups) if streamed & {y.tile for m in x for y in m.operands}
     ]
-    if places.block.parameters.early:
-        _print_loads(matrices, registers, streamed)
     for number, group in enumerate(groups):
         if number == min(reading, default=-1):
             streams.print_wait(places.position)
@@ -52,26 +46,12 @@ def _print_groups(text: Text, matrices: Matrices, registers: Registers, streams:
         _print_outers(text, registers, sweep.outers)
 
 
-def _print_loads(matrices: Matrices, registers: Registers, streamed: Collection[int]) -> None:
-    """Loads of whole fibres, all before the first store.
-
-    The compiler does not know what is stored to be elsewhere, and would leave them behind it.
-    """
-    sweep = registers.sweep
-    wanted = [x for move in sweep.moves if not matrices.near(move) for x in move.operands]
-    wanted += [x for outer in sweep.outers for x in outer.operands]
-    for value in wanted:
-        if value in sweep.loads and value.length > 1 and value.tile not in streamed:
-            registers.fibre(value)
-
-
 def _print_outers(text: Text, registers: Registers, outers: list[Outer]) -> None:
     """Outer products of fibres, which are added to what the thread has of a sum."""
     for outer in outers:
         fibres = listed(registers.fibre(x) for x in outer.operands)
         shape = shape_of(tuple(x.length for x in outer.operands))
-        guard = "" if registers.block.parameters.early else "if (slice.has(e)) "
-        text(f"{guard}gemm(sum{outer.output}, {fibres});", shape)
+        text(f"if (slice.has(e)) gemm(sum{outer.output}, {fibres});", shape)
 
 
 def _print_fibre(
