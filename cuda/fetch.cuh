@@ -1,5 +1,4 @@
-// Tiles that the copy engine brings to shared memory, and stores from there, while threads do other
-// work.
+// Tiles that the copy engine brings to shared memory while threads do other work.
 //
 // It moves whole groups of 16 bytes between places that are multiples of 16. A tile of values of 8
 // bytes may begin in the middle of one: then it lies in shared memory as it does in global memory,
@@ -110,35 +109,6 @@ __device__ __forceinline__ void fetch_slice(int thread, Arrival& arrived, T* to,
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// What threads have written in shared memory is for the copy engine, after the next barrier.
-__device__ __forceinline__ void publish() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-// Stores the tiles of a slice, SIZE values each, from where they were `fetched(.., to)`: one thread
-// has the engine do so, and stores what shares a group with a tile of others.
-template <int THREADS, int SIZE, class T, class Slice>
-__device__ __forceinline__ void send(int thread, const T* from, T* to, const Slice& slice) {
-  constexpr int kGroup = 16 / sizeof(T);
-  static_assert(kGroup <= 2, "one value of a group is not of the tile, or none");
-  if (thread != 0 || slice.last < 0) return;
-  const int size = (slice.last + 1) * SIZE, before = in_group(to), after = (before + size) % kGroup;
-  if (before) to[0] = from[0];
-  if (after) to[size - 1] = from[size - 1];
-  const int bytes = (size - before - after) * static_cast<int>(sizeof(T));
-  if (bytes > 0) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to + before),
-                 "r"(in_shared(from + before)), "r"(bytes)
-                 : "memory");
-  }
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-
-// Until what was sent has been read: after the next barrier something else may be there.
-__device__ __forceinline__ void settle(int thread) {
-  if (thread == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-}
-
 // Until the fetch number `phase`, even or odd, has arrived.
 template <int THREADS>
 __device__ __forceinline__ void wait(Arrival& arrived, unsigned phase) {
@@ -178,17 +148,6 @@ __device__ __forceinline__ void fetch_slice(int thread, Arrival&, T* to, const T
     if (slice.has(e)) to[e * SIZE + i] = from[e * SIZE + i];
   });
 }
-
-__device__ __forceinline__ void publish() {}
-
-template <int THREADS, int SIZE, class T, class Slice>
-__device__ __forceinline__ void send(int thread, const T* from, T* to, const Slice& slice) {
-  values<THREADS, Slice::elements, SIZE>(thread, [&](int e, int i) {
-    if (slice.has(e)) to[e * SIZE + i] = from[e * SIZE + i];
-  });
-}
-
-__device__ __forceinline__ void settle(int) {}
 
 template <int THREADS>
 __device__ __forceinline__ void wait(Arrival&, unsigned) {

@@ -112,11 +112,7 @@ CUDA = Space(
         one("fibres", None, 1, 2, 4),
         one("near_bytes", None, 0, 1 << 14),
         one("in_place", None, True, False),
-        together(
-            "rewrite",
-            "send",
-            values=((None, None), (True, None), (False, None), (None, False), (True, False)),
-        ),
+        one("rewrite", None, True, False),
         one("slices", None, 1, 2, 4),
         one("accumulate", None, True, False),
         one("whole_sums", None, True, False),

@@ -19,7 +19,7 @@ from jaxmagma.lowering.cuda.accumulations import (
 )
 from jaxmagma.lowering.cuda.architectures import Limits
 from jaxmagma.lowering.cuda.destinations import find_destinations
-from jaxmagma.lowering.cuda.origins import Origin, Strided, origin
+from jaxmagma.lowering.cuda.origins import Origin, origin
 from jaxmagma.lowering.cuda.outers import with_outers
 from jaxmagma.lowering.cuda.parameters import CONSTANT_BYTES, Parameters
 from jaxmagma.lowering.cuda.pieces import Pieces, pieces_of, split_pieces_of
@@ -43,7 +43,6 @@ from jaxmagma.lowering.cuda.sweeps import (
 from jaxmagma.parity import Halves
 from jaxmagma.plan import Plan
 from jaxmagma.program import Gather, View
-from jaxmagma.strides import row_major
 
 
 TYPES = {
@@ -62,8 +61,6 @@ WORD = 8
 GROUP = 16
 # Rows of an output that are so long go through shared memory, to be written side by side.
 LONG_ROW = 4
-# Rows of so many values, or a multiple, begin in few banks if there is nothing between them.
-CONFLICTING_ROW = 8
 
 
 class Block:
@@ -91,8 +88,6 @@ class Block:
         }
         self.gathered = {x.vector for x in plan.steps if isinstance(x, Gather)}
         self.written, self.skipped = find_destinations(plan, self.stored)
-        self.sends = False  # outputs that are in shared memory are stored by the copy engine
-        self.sent: dict[int, int] = {}  # such tiles, and which outputs they are
         self.accumulations, gone = accumulations(plan, parameters.accumulate)
         self.accumulated = {x.output for x in self.accumulations}
         self.whole: set[int] = set()  # of these, those that every thread has whole
@@ -355,9 +350,7 @@ class Block:
         self.staged = staged
         self.rewritten = {x for x in self.written if x in made and self._in_fibres(x, stages)}
         copied = [x for x in self.written if x not in made or x in self.rewritten]
-        sent = filter(self._can_send, self.rewritten if self.sends else ())
-        self.sent = {x: self.written[x][0][0] for x in sent}
-        if self.accumulations or self.sent:
+        if self.accumulations:
             whole = [x for x in self.accumulations if x.output in self.whole]
             return self._accumulated(with_outers(stages, whole, self.origins), copied)
         return stages + [copy_sweep(self.plan, value) for value in copied]
@@ -424,18 +417,6 @@ class Block:
                 return rows and made.length >= LONG_ROW and stage.lanes == 1
         return False
 
-    def _can_send(self, tile: int) -> bool:
-        """Whether a tile is one output, and those of all elements follow each other there.
-
-        And whether rows that have no padding had better be there.
-        """
-        (out, at), *more = self.written[tile]
-        shape, result = (self.plan.tiles[x].shape for x in (tile, self.plan.results[out]))
-        if more or shape != result or at != Strided(0, row_major(shape)):
-            return False
-        wanted = bool(self.parameters.send) or shape[-1] % CONFLICTING_ROW > 0
-        return wanted and self.program.batch_rank == 1 and self.dtype.itemsize >= 8
-
     def is_outside(self, tile: int) -> bool:
         """Whether a batched tile is in global memory."""
         at = self.origin(tile)
@@ -495,7 +476,6 @@ class Block:
             self.ahead,
             self.twice,
             self.together,
-            self.sent.keys(),
             {tile: [at.strides for _, at in places] for tile, places in self.written.items()},
             {position: self.streamed(position) for position in range(len(self.stages))},
         )

@@ -117,23 +117,12 @@ UNIFORM_BYTES = 200
 def choose(plan: Plan, parameters: Parameters, limits: Limits) -> Block | Declined:
     """The block for a plan, with these parameters and else the model's; or why there is none."""
     block = _choose(plan, parameters, limits)
-    if parameters.send is None and lacks_room(block):
-        # What the copy engine stores has a place of its own, which others take else.
-        parameters = replace(parameters, send=False)
-        block = _choose(plan, parameters, limits)
     if isinstance(block, Block) and wants_ahead(block):
         ahead = _choose(plan, replace(parameters, ahead=True), limits)
         # Not if gathered tiles, which then have a place of their own, leave less room for others.
         if isinstance(ahead, Block) and ahead.fetched == block.fetched:
             return ahead
     return block
-
-
-def lacks_room(block: Block | Declined) -> bool:
-    """Whether there is little room for elements, or none, beside what the copy engine stores."""
-    if isinstance(block, Declined):
-        return block.lacks_room
-    return bool(block.sent) and resident(block) < FEWEST_GROUPS
 
 
 def wants_rows(block: Block) -> bool:
@@ -193,7 +182,6 @@ def wants_ahead(block: Block) -> bool:
 def _choose(plan: Plan, parameters: Parameters, limits: Limits) -> Block | Declined:
     block = Block(plan, parameters, limits)
     block.halves = halves_of(block)
-    block.sends = limits.bulk_copies if parameters.send is None else parameters.send
     # Without padding only where an element has no room otherwise.
     for tight, staging in itertools.product((False, True), (True, False)):
         if not staging and not any(block.origin(x).index is None for x in block.staged):

@@ -43,7 +43,6 @@ class Parameters:
     padding: int | None = None  # at most, of axes in shared memory, against bank conflicts
     spread: int | None = None  # at most, of the lines that neighbouring quads have
     rewrite: bool | None = None  # outputs of fibres are stored in order, from shared memory
-    send: bool | None = None  # by the copy engine, all elements at once
     in_place: bool | None = None  # tiles take the place of those that they are made from
     shared_bytes: int = SHARED_BYTES  # most shared memory for one block
     # Of matrices that are symmetric about their centre, even and odd halves are multiplied.

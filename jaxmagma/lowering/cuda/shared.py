@@ -42,9 +42,7 @@ class Uses:
     value in the order of memory, so that their axes have no padding.  Tiles that are ``fetched``
     are copied as they are in memory, BEFORE the first stage; or, if ``ahead``, those of the next
     elements as soon as these have been read, so that their room is nobody else's; if ``twice``, all
-    the time, to a second room.  Those of all elements come in one copy if ``together``.  Tiles that
-    are ``sent`` are copied from there as they are, all elements at once, while the next ones are
-    worked on.
+    the time, to a second room.  Those of all elements come in one copy if ``together``.
     ``written`` says with which strides tiles go to outputs, from the sweeps that make them;
     ``streamed`` which tiles come to a sweep row by row.
     """
@@ -59,7 +57,6 @@ class Uses:
     ahead: bool
     twice: bool
     together: bool
-    sent: Set[int]
     written: dict[int, list[tuple[int, ...]]]
     streamed: dict[int, set[int]]
 
@@ -122,7 +119,7 @@ def _replaced(uses: Uses, tile: int, candidates: Set[int]) -> tuple[int, list[in
 
     Every fibre is read by who writes the new one there, and by nobody after that.
     """
-    if tile in uses.plain or tile in uses.fetched | uses.sent:
+    if tile in uses.plain or tile in uses.fetched:
         return None
     stage = uses.stages[uses.maker[tile]]
     if not isinstance(stage, Sweep):
@@ -257,8 +254,7 @@ class Shared:
 
     def _follow(self, room: Room) -> bool:
         """Whether the tiles of its elements follow each other as in memory."""
-        fetched = self.uses.together and self.uses.fetched & room.axes.keys()
-        return bool(fetched or self.uses.sent & room.axes.keys())
+        return self.uses.together and bool(self.uses.fetched & room.axes.keys())
 
     def _has_two(self, room: Room) -> bool:
         """Whether there are two of a room."""
@@ -266,7 +262,7 @@ class Shared:
 
     def _alive(self, room: Room) -> set[int]:
         """The stages during which its tiles are there."""
-        if self._has_two(room) or self.uses.sent & room.axes.keys():
+        if self._has_two(room):
             return set(range(BEFORE, len(self.uses.stages) + 1))
         first = min(self.uses.maker[tile] for tile in room.axes)
         last = max(max(self.uses.readers[tile]) for tile in room.axes)
@@ -302,7 +298,7 @@ class Shared:
 
     def _layout(self, room: Room, accesses: Iterable[Access]) -> tuple[Layout, float]:
         """The layout of a room, and what accesses to it cost."""
-        if (self.uses.fetched | self.uses.sent) & room.axes.keys():
+        if self.uses.fetched & room.axes.keys():
             # The copy engine takes pairs of values: a tile begins in either half of the first.
             behind = 0 if self._follow(room) else 2 - math.prod(room.shape) % 2
             rest = (0,) * (len(room.shape) - 1)

@@ -89,10 +89,6 @@ class Source:
             with slices.each():
                 self._print_tiles()
                 print_stages(text, block, tiles, self._matrices, self._streams)
-            if block.sent:
-                text("settle(thread);")
-                if block.summed:
-                    text("sync<kThreads>();")
             self._print_partial_sums()
 
     def _print_group(self) -> None:

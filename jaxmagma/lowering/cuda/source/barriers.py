@@ -19,9 +19,6 @@ class Barriers:
         self.tiles = tiles
         self.reads: set[int] = set()
         self.writes: set[int] = set()
-        # The first stage that writes what the copy engine may still be storing.
-        makers = [block.uses.maker[x] for x in block.sent] if block.loops else []
-        self.sender = min(makers, default=None)
         # Tiles whose place waits for those of the next elements.
         self.waiting = [*block.fetched, *tiles.brought] if block.ahead and not block.twice else []
 
@@ -30,8 +27,7 @@ class Barriers:
         overlap, stage = self.block.shared.overlap, self.block.stages[places.position]
         reads = set(filter(places.from_shared, self.block.read(stage)))
         writes = set(filter(places.to_shared, made_by(stage)))
-        again = self.sender == places.position
-        if again or overlap(reads, self.writes) or overlap(writes, self.reads | self.writes):
+        if overlap(reads, self.writes) or overlap(writes, self.reads | self.writes):
             self.print(places.position)
             self.reads, self.writes = set(), set()
         self.reads |= reads
@@ -44,19 +40,8 @@ class Barriers:
             if min(self.block.uses.readers[tile]) == position:
                 self.text(f"wait<kThreads>({self.tiles.arrival(tile)}, {phase});")
 
-    def print_last(self, position: int) -> None:
-        """After all stages, if anything has been done since the last barrier but sending."""
-        sent = self.block.sent.keys()
-        if not sent or self.writes or self.waiting or self.reads - sent:
-            self.print(position)
-
     def print(self, position: int) -> None:
         """What has been read before ``position`` may be replaced by what comes next."""
-        if self.writes & self.block.sent.keys():
-            self.text("publish();")
-        if self.sender is not None and position <= self.sender:
-            self.text("settle(thread);")
-            self.sender = None
         self.text("sync<kThreads>();")
         gone = [x for x in self.waiting if self.block.shared.last_reader(x) < position]
         fetched = [x for x in gone if x not in self.tiles.brought]

@@ -29,13 +29,7 @@ def print_stages(
             matrices.print_loads(pieces)
             barriers.print_before(places)
             barriers.print_waits(position)
-            if (
-                isinstance(stage, Sweep)
-                and block.copies(stage)
-                and stage.loads[0].tile in block.sent
-            ):
-                tiles.print_send(stage.loads[0].tile)
-            elif isinstance(stage, Sweep):
+            if isinstance(stage, Sweep):
                 print_sweep(text, matrices, places, streams, stage)
             elif isinstance(stage, Gemm):
                 print_gemm(text, places, stage)
@@ -50,7 +44,7 @@ def print_stages(
     elif block.loops and block.shared.values:
         awaited = bool(tiles.brought) and not barriers.waiting  # by a barrier, too
         if not awaited:
-            barriers.print_last(len(block.stages))
+            barriers.print(len(block.stages))
 
 
 def _pieces(block: Block, stage: Stage) -> list[Pieces]:
@@ -64,11 +58,10 @@ def _print_sums(text: Text, block: Block, barriers: Barriers) -> None:
     sums = {block.plan.results[out] for out in block.summed}
     if block.shared.overlap(sums & block.uses.tiles, barriers.writes):
         text("sync<kThreads>();")
-    barriers.reads |= sums & block.uses.tiles
     places = Places(block, len(block.stages))
     for out in block.summed:
         if out not in block.accumulated:
             pointer = places.pointer(block.plan.results[out])
             text(f"reduce(sum{out}, thread, slice, {pointer});")
     if block.shared.offsets:
-        barriers.print_last(len(block.stages) + 1)
+        barriers.print(len(block.stages) + 1)

@@ -112,9 +112,7 @@ class Tiles:
         begin, own = f"shared + {self.block.shared.offsets[tile]}", f" + {size} * e"
         if tile in self.block.shared.second:
             begin += f" + {self.block.shared.second[tile]} * half"
-        if tile in self.block.sent:
-            place = f"fetched({begin}, out{self.block.sent[tile]}(0)){own}"
-        elif tile not in self.block.fetched:
+        if tile not in self.block.fetched:
             place = begin + own
         elif self.block.together:
             place = f"fetched({begin}, g{tile}(0)){own}"
@@ -135,13 +133,6 @@ class Tiles:
             called, where = f"fetch_slice<kThreads, {size}>", f"s{tile}(0), g{tile}(0), slice"
         where += ", batch.inside(slice)"
         self.text(f"{called}(thread, {self.arrival(tile)}, {where});")
-
-    def print_send(self, tile: int) -> None:
-        """Has it store an output."""
-        size = self.block.plan.tiles[tile].size
-        self.text(
-            f"send<kThreads, {size}>(thread, s{tile}(0), out{self.block.sent[tile]}(0), slice);"
-        )
 
     def arrival(self, tile: int) -> str:
         """Which of the arrivals is that of an operand."""
