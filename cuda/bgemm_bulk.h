@@ -21,6 +21,7 @@ __device__ __forceinline__ void start(Arrival*) {}
 __device__ __forceinline__ void expect(Arrival*, int) {}
 __device__ __forceinline__ void bring_bulk(void*, const void*, int, Arrival*) {}
 __device__ __forceinline__ void await_bulk(Arrival*) {}
+__device__ __forceinline__ void publish() {}
 __device__ __forceinline__ void send_bulk(void*, const void*, int) {}
 __device__ __forceinline__ void await_sent() {}
 
@@ -62,6 +63,11 @@ __device__ __forceinline__ void await_bulk(Arrival* arrived) {
       : "memory");
 }
 
+// What threads have written in shared memory is for the engine, after the next barrier.
+__device__ __forceinline__ void publish() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 __device__ __forceinline__ void send_bulk(void* to, const void* from, int bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
                "r"(in_shared(from)), "r"(bytes)
@@ -92,6 +98,7 @@ __device__ __forceinline__ void bring_bulk(void* to, const void* from, int bytes
 __device__ __forceinline__ void await_bulk(Arrival*) {
   __syncthreads();
 }
+__device__ __forceinline__ void publish() {}
 __device__ __forceinline__ void send_bulk(void* to, const void* from, int bytes) {
   memcpy(to, from, bytes);
 }

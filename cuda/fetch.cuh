@@ -1,11 +1,10 @@
-// Tiles that the copy engine brings to shared memory, and stores from there, while threads do other
-// work.
+// Tiles that the copy engine brings to shared memory while threads do other work.
 //
 // It moves whole groups of 16 bytes between places that are multiples of 16. A tile of values of 8
 // bytes may begin in the middle of one: then it lies in shared memory as it does in global memory,
 // one value later, and the values beside it come along. Where an array ends, threads bring what is
-// less than a group; where there is no such engine, all. A tile comes as a whole, or in parts of an
-// even size that are apart in shared memory; or those of all elements come together.
+// less than a group; where there is no such engine, all. Each tile comes by itself, or those of all
+// elements come together.
 #pragma once
 
 #include "batch.cuh"
@@ -35,17 +34,18 @@ __device__ __forceinline__ unsigned in_shared(const void* at) {
   return static_cast<unsigned>(__cvta_generic_to_shared(at));
 }
 
-// Before the first fetch, for tiles of all elements that come in PARTS each.
-template <int THREADS, int ELEMENTS, int... PARTS>
+// Before the first fetch, for COUNT operands of all elements.
+template <int THREADS, int ELEMENTS, int COUNT>
 __device__ __forceinline__ void prepare(int thread, Arrival* arrived) {
   if (thread == 0) {
-    const auto init = [&](int parts) {
-      // As many threads as there are parts bring them, or all.
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(in_shared(arrived++)),
-                   "r"(parts < THREADS ? parts : THREADS)
+    // As many threads as there are elements bring their tiles, or all.
+    constexpr int kBringing = ELEMENTS < THREADS ? ELEMENTS : THREADS;
+#pragma unroll
+    for (int n = 0; n < COUNT; ++n) {
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(in_shared(arrived + n)),
+                   "r"(kBringing)
                    : "memory");
-    };
-    (init(ELEMENTS * PARTS), ...);
+    }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   sync<THREADS>();
@@ -79,23 +79,20 @@ __device__ __forceinline__ void bring(unsigned barrier, T* to, const T* from, in
   for (int i = end; i < size; ++i) to[i] = from[i];
 }
 
-// Brings the tiles from(e) to to(e), for all elements: PARTS of SIZE values, STRIDE apart there.
-template <int THREADS, int ELEMENTS, int PARTS, int SIZE, int STRIDE, class To, class From>
+// Brings the tiles from(e) to to(e), SIZE values each, for all elements.
+template <int THREADS, int ELEMENTS, int SIZE, class To, class From>
 __device__ __forceinline__ void fetch(int thread, Arrival& arrived, const To& to, const From& from,
                                       bool inside) {
   constexpr int kGroup = 16 / sizeof(*from(0));
   constexpr bool kRagged = SIZE % kGroup != 0;  // else only what begins between groups is
   static_assert(kGroup <= 2, "two values are a group, or one");
-  static_assert(PARTS == 1 || (SIZE % kGroup == 0 && STRIDE % kGroup == 0),
-                "all parts begin in the same half of a group");
-  if (thread >= ELEMENTS * PARTS) return;
+  if (thread >= ELEMENTS) return;
   const unsigned barrier = in_shared(&arrived);
   // What threads have done there before comes first.
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #pragma unroll 1
-  for (int n = thread; n < ELEMENTS * PARTS; n += THREADS) {
-    const int e = n / PARTS, part = n % PARTS;
-    bring(barrier, to(e) + part * STRIDE, from(e) + part * SIZE, SIZE, kRagged && inside);
+  for (int e = thread; e < ELEMENTS; e += THREADS) {
+    bring(barrier, to(e), from(e), SIZE, kRagged && inside);
   }
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
@@ -110,35 +107,6 @@ __device__ __forceinline__ void fetch_slice(int thread, Arrival& arrived, T* to,
   // Inside of an array slices have all their elements.
   bring(barrier, to, from, (inside ? Slice::elements : slice.last + 1) * SIZE, inside);
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-// What threads have written in shared memory is for the copy engine, after the next barrier.
-__device__ __forceinline__ void publish() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-// Stores the tiles of a slice, SIZE values each, from where they were `fetched(.., to)`: one thread
-// has the engine do so, and stores what shares a group with a tile of others.
-template <int THREADS, int SIZE, class T, class Slice>
-__device__ __forceinline__ void send(int thread, const T* from, T* to, const Slice& slice) {
-  constexpr int kGroup = 16 / sizeof(T);
-  static_assert(kGroup <= 2, "one value of a group is not of the tile, or none");
-  if (thread != 0 || slice.last < 0) return;
-  const int size = (slice.last + 1) * SIZE, before = in_group(to), after = (before + size) % kGroup;
-  if (before) to[0] = from[0];
-  if (after) to[size - 1] = from[size - 1];
-  const int bytes = (size - before - after) * static_cast<int>(sizeof(T));
-  if (bytes > 0) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to + before),
-                 "r"(in_shared(from + before)), "r"(bytes)
-                 : "memory");
-  }
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-
-// Until what was sent has been read: after the next barrier something else may be there.
-__device__ __forceinline__ void settle(int thread) {
-  if (thread == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
 // Until the fetch number `phase`, even or odd, has arrived.
@@ -165,13 +133,12 @@ __device__ __forceinline__ T* fetched(T* to, const T*) {
   return to;
 }
 
-template <int THREADS, int ELEMENTS, int... PARTS>
+template <int THREADS, int ELEMENTS, int COUNT>
 __device__ __forceinline__ void prepare(int, Arrival*) {}
 
-template <int THREADS, int ELEMENTS, int PARTS, int SIZE, int STRIDE, class To, class From>
+template <int THREADS, int ELEMENTS, int SIZE, class To, class From>
 __device__ __forceinline__ void fetch(int thread, Arrival&, const To& to, const From& from, bool) {
-  values<THREADS, ELEMENTS, PARTS * SIZE>(
-      thread, [&](int e, int i) { to(e)[i / SIZE * STRIDE + i % SIZE] = from(e)[i]; });
+  values<THREADS, ELEMENTS, SIZE>(thread, [&](int e, int i) { to(e)[i] = from(e)[i]; });
 }
 
 template <int THREADS, int SIZE, class T, class Slice>
@@ -181,17 +148,6 @@ __device__ __forceinline__ void fetch_slice(int thread, Arrival&, T* to, const T
     if (slice.has(e)) to[e * SIZE + i] = from[e * SIZE + i];
   });
 }
-
-__device__ __forceinline__ void publish() {}
-
-template <int THREADS, int SIZE, class T, class Slice>
-__device__ __forceinline__ void send(int thread, const T* from, T* to, const Slice& slice) {
-  values<THREADS, Slice::elements, SIZE>(thread, [&](int e, int i) {
-    if (slice.has(e)) to[e * SIZE + i] = from[e * SIZE + i];
-  });
-}
-
-__device__ __forceinline__ void settle(int) {}
 
 template <int THREADS>
 __device__ __forceinline__ void wait(Arrival&, unsigned) {

@@ -16,4 +16,3 @@
 #include "reduce.cuh"
 #include "stream.cuh"
 #include "tile.cuh"
-#include "turn.cuh"

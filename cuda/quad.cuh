@@ -16,15 +16,7 @@ template <int W>
 struct Quad {
   int lane;
   bool has[W];
-  static constexpr bool has_tail = false;
   __device__ static constexpr int slots(int n) { return (n + 3) / 4; }
-};
-
-// The same, where all lanes have the tail of a fibre: a last value that the first would have alone.
-template <int W>
-struct TailQuad : Quad<W> {
-  __device__ __forceinline__ TailQuad(const Quad<W>& quad) : Quad<W>(quad) {}
-  static constexpr bool has_tail = true;
 };
 
 // The same with other places of values: i of the first half of a fibre in lane i % 4, as before,
@@ -57,13 +49,6 @@ template <int N, int W>
 __device__ __forceinline__ int position(const Quad<W>& quad, int slot) {
   const int first = inside<N>(quad, 0) ? quad.lane : 0;
   return first + (inside<N>(quad, slot) ? 4 * slot : 0);
-}
-
-template <int N, int W>
-__device__ __forceinline__ int position(const TailQuad<W>& quad, int slot) {
-  if (N % 4 == 1 && slot == N / 4) return N - 1;
-  const Quad<W>& plain = quad;
-  return position<N>(plain, slot);
 }
 
 template <int N, int W>
@@ -246,103 +231,61 @@ __device__ __forceinline__ Pack<Complex<double>, W> of_quad(const Pack<Complex<d
 }
 
 // A matrix of M rows and K columns, cut into pieces of 8 x 4 whose values the lanes of a warp share
-// out. The rows of a piece are in such an order that results are where operands are expected. With
-// TAILS a last row or column that would begin a piece is left to threads: tensor cores take as long
-// for a piece with nothing else in it as for a full one.
-template <class T, int M, int K, bool TAILS>
+// out. The rows of a piece are in such an order that results are where operands are expected.
+template <class T, int M, int K>
 struct Matrix {
-  static constexpr bool has_row = TAILS && M % 8 == 1, has_column = TAILS && K % 4 == 1;
-  static constexpr int rows = has_row ? M / 8 : (M + 7) / 8;
-  static constexpr int columns = has_column ? K / 4 : (K + 3) / 4;
-  T value[columns + !columns][rows + !rows];  // at least one, which nobody uses
-  T column[2 * rows + 1];                     // where the lane has results
-  T row[columns + 1];                         // where the lane has operands, and the last
+  static constexpr int rows = (M + 7) / 8, columns = (K + 3) / 4;
+  T value[columns][rows];
 };
 
-// What is at(n, i, j): value number n of a lane, in row i and column j. Beyond the last row it is
-// the last one once more if there are TAILS, else zero, as it is beyond the last column. If
-// products TURN tiles, rows and columns are where lanes of a TurningQuad have values.
-template <class T, int M, int K, bool TAILS, bool TURN, class At>
+// What is at(n, i, j): value number n of a lane, in row i and column j; zero beyond the last ones.
+template <class T, int M, int K, class At>
 __device__ __forceinline__ auto matrix_of(int thread, const At& at) {
-  using A = Matrix<T, M, K, TAILS>;
+  using A = Matrix<T, M, K>;
   A a;
-  const int lane = thread % 32, half = lane / 4 % 2, own = lane % 4;
-  const int row = (TURN && half ? lane / 8 ^ 2 : lane / 8) + half * 4;
+  const int lane = thread % 32, row = lane / 8 + lane / 4 % 2 * 4, own = lane % 4;
   int n = 0;
 #pragma unroll
   for (int k = 0; k < A::columns; ++k) {
 #pragma unroll
-    for (int m = 0; m < A::rows; ++m)
-      a.value[k][m] = at(n++, 8 * m + row, 4 * k + (TURN && k % 2 ? own ^ 2 : own));
-  }
-  if (A::has_column) {
-#pragma unroll
-    for (int slot = 0; slot < 2 * A::rows; ++slot) {
-      a.column[slot] = at(n++, 4 * slot + own, K - 1);
-    }
-  }
-  if (A::has_row) {
-#pragma unroll
-    for (int k = 0; k < A::columns; ++k) a.row[k] = at(n++, M - 1, 4 * k + own);
-    if (A::has_column) a.row[A::columns] = at(n, M - 1, K - 1);
+    for (int m = 0; m < A::rows; ++m) a.value[k][m] = at(n++, 8 * m + row, 4 * k + own);
   }
   return a;  // (M, K)
 }
 
 // Read from values number 0, 1, ... with those of the lanes side by side.
-template <int M, int K, bool TAILS, class T>
+template <int M, int K, class T>
 __device__ __forceinline__ auto load_matrix(const T* from, int thread) {
   using Value = typename Mutable<T>::type;
-  return matrix_of<Value, M, K, TAILS, false>(
-      thread, [&](int n, int, int) { return from[n * 32 + thread % 32]; });
+  return matrix_of<Value, M, K>(thread,
+                                [&](int n, int, int) { return from[n * 32 + thread % 32]; });
 }
 
 // Read from a matrix in memory.
-template <int M, int K, bool TAILS, int ROW, int COLUMN, bool TURN = false, class T>
+template <int M, int K, int ROW, int COLUMN, class T>
 __device__ __forceinline__ auto load_matrix(const T* from, int thread) {
   using Value = typename Mutable<T>::type;
-  return matrix_of<Value, M, K, TAILS, TURN>(thread, [&](int, int i, int j) {
-    const bool inside = (TAILS || i < M) && j < K;
-    return inside ? from[(TAILS && i >= M ? M - 1 : i) * ROW + j * COLUMN] : Value{};
+  return matrix_of<Value, M, K>(thread, [&](int, int i, int j) {
+    return i < M && j < K ? from[i * ROW + j * COLUMN] : Value{};
   });
 }
 
 // y[m] = sum_k matrix[m, k] x[k]
-template <class Q, class S, class T, int W, int M, int K, bool TAILS>
-__device__ __forceinline__ QuadFibre<T, W, M, Q> gemm(const Q& quad,
-                                                      const Matrix<S, M, K, TAILS>& matrix,
+template <class Q, class S, class T, int W, int M, int K>
+__device__ __forceinline__ QuadFibre<T, W, M, Q> gemm(const Q& quad, const Matrix<S, M, K>& matrix,
                                                       QuadFibre<T, W, K, Q> x) {
-  using A = Matrix<S, M, K, TAILS>;
-  static_assert(Q::has_tail || !A::has_column, "all lanes multiply with the last column");
-  const Pack<T, W> tail = x[x.slots - 1];
+  using A = Matrix<S, M, K>;
   // What is beyond the end of the fibre meets zeros, and must not be NaN.
   if (!inside<K>(quad, x.slots - 1)) x[x.slots - 1] = {};
-  Pack<T, W> sum[A::rows + !A::rows][2] = {};
-  // In the midst of the pieces the tail need not wait for others, nor keep registers to the end.
-  constexpr int kTail = A::columns / 2 + (A::columns > 0);
+  Pack<T, W> sum[A::rows][2] = {};
 #pragma unroll
-  for (int k = 0; k <= A::columns; ++k) {
-    if (A::has_column && k == kTail) {
-#pragma unroll
-      for (int slot = 0; slot < 2 * A::rows; ++slot) {
-        sum[slot / 2][slot % 2] = multiply_add(matrix.column[slot], tail, sum[slot / 2][slot % 2]);
-      }
-    }
-    if (k == A::columns) break;
+  for (int k = 0; k < A::columns; ++k) {
 #pragma unroll
     for (int m = 0; m < A::rows; ++m) multiply_add(sum[m], x[k], matrix.value[k][m]);
   }
   QuadFibre<T, W, M, Q> y;
 #pragma unroll
-  for (int slot = 0; slot < y.slots - A::has_row; ++slot) y[slot] = sum[slot / 2][slot % 2];
-  if (A::has_row) {
-    Pack<T, W> last{};
-#pragma unroll
-    for (int k = 0; k < A::columns; ++k) last = multiply_add(matrix.row[k], x[k], last);
-    last = of_quad(last);
-    if (A::has_column) last = multiply_add(matrix.row[A::columns], tail, last);
-    y[y.slots - 1] = last;
-  }
+  for (int slot = 0; slot < y.slots; ++slot) y[slot] = sum[slot / 2][slot % 2];
   return y;  // (M)
 }
 
@@ -367,8 +310,8 @@ __device__ __forceinline__ auto unfold(const QuadFibre<T, W, MS>& same,
 // to sums and to differences of opposite values, see split_gemm in gemm.cuh.
 template <int SIGN, int M, int K, class S, int MS, int KS, int MD, int KD, class T, int W>
 __device__ __forceinline__ auto split_gemm(const MirroredQuad<W>& quad,
-                                           const Matrix<S, MS, KS, false>& even,
-                                           const Matrix<S, MD, KD, false>& odd,
+                                           const Matrix<S, MS, KS>& even,
+                                           const Matrix<S, MD, KD>& odd,
                                            const QuadFibre<T, W, K, MirroredQuad<W>>& x) {
   const Quad<W>& half = quad;
   QuadFibre<T, W, KS> sum;

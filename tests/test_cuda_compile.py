@@ -46,7 +46,7 @@ from tests.cuda_programs import (
 
 SIZES = {"a": 2, "b": 3, "c": 4, "i": 3, "j": 4, "k": 5, "l": 3, "x": 5, "y": 4, "z": 3}
 
-# Tensor cores have pieces of 8 and of 4, and a row or a column that is alone is none.
+# Tensor cores have pieces of 8 and of 4.
 CHAINS = (*range(2, 10), 11, 12, 13, 16, 17, 20, 21, 24, 25, 28, 31, 32)
 # Kernels of sweeps alone: every value of a fibre has a register of its own.
 UNSPILLED: dict[str, ElementProgram] = {
@@ -275,7 +275,7 @@ def test_groups_of_threads_are_warps() -> None:
         Parameters(threads=64, groups=2)
 
 
-@pytest.mark.parametrize("name", ["threads", "elements", "fetch", "reuse"])
+@pytest.mark.parametrize("name", ["threads", "elements", "fetch"])
 def test_parameters_that_make_no_sense(name: str) -> None:
     options: dict[str, Any] = {name: -1}
     with pytest.raises(ValueError, match=f"{name}=-1"):
@@ -479,10 +479,8 @@ def test_numbers_of_several_outputs(emulated: Path) -> None:
         {"quads": True, "fibres": 3, "elements": 2, "threads": 64},
         {"quads": True, "ahead": True, "fetch": 2},
         {"quads": True, "ahead": True, "fetch": 1, "threads": 32, "groups": 2, "elements": 3},
-        {"quads": True, "fetch": 2, "reuse": 1},
-        {"quads": True, "fetch": 2, "reuse": 2, "apart": True},
-        {"quads": True, "fetch": 3, "apart": True, "elements": 3, "threads": 64, "slices": 2},
-        {"quads": True, "fetch": 2, "reuse": 2, "elements": 3, "threads": 64, "slices": 2},
+        {"quads": True, "fetch": 2},
+        {"quads": True, "fetch": 2, "elements": 3, "threads": 64, "slices": 2},
     ],
     ids=str,
 )
@@ -490,24 +488,6 @@ def test_numbers_do_not_depend_on_parameters(options: dict[str, Any], emulated: 
     for extents in ((1,), (23,)):
         emulate(mass(2), extents, emulated, **options)
         emulate(chain(4), extents, emulated, **options)
-
-
-def test_tiles_take_the_place_of_fetched_operands(emulated: Path) -> None:
-    """Of as many as they may; what comes ahead of the next elements keeps its place."""
-    program = gradient(chain(9))
-    fetched: dict[str, Any] = {"quads": True, "fetch": 3, "elements": 1}
-    kernels = [lowered(program, **fetched, reuse=reuse) for reuse in range(4)]
-    sizes = [kernel.attributes["shared_bytes"] for kernel in kernels]
-    assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[-1]
-    emulate(program, (7,), emulated, **fetched, reuse=3)
-
-
-@pytest.mark.parametrize("program", [chain(16), mass(7), gradient(chain(16))], ids=str)
-def test_parts_of_fetched_operands_are_apart(program: ElementProgram, emulated: Path) -> None:
-    """Planes or rows whose distance would be a multiple of the banks, and no others."""
-    fetched: dict[str, Any] = {"quads": True, "fetch": 3}
-    for options in ({"elements": 1}, {"elements": 3, "threads": 64, "ahead": True}):
-        emulate(program, (7,), emulated, **fetched, **options, apart=True)
 
 
 @pytest.mark.parametrize("program", [chain(9), gradient(chain(5))], ids=str)
@@ -581,54 +561,6 @@ def test_numbers_of_gradients(program: ElementProgram, quads: bool, emulated: Pa
         for whole in (False, True):
             options: dict[str, Any] = {"quads": quads, "accumulate": True, "whole_sums": whole}
             emulate(gradient(program), (elements,), emulated, **options)
-
-
-@pytest.mark.parametrize("quads", [False, True])
-@pytest.mark.parametrize("program", [chain(5), chain(9), mass(2)], ids=str)
-def test_loads_before_stores(program: ElementProgram, quads: bool, emulated: Path) -> None:
-    sums: dict[str, Any] = {"quads": quads, "accumulate": True, "elements": 4}
-    for whole in (False, True):
-        options: dict[str, Any] = sums | {"whole_sums": whole, "early": True}
-        for elements in (3, 13):
-            emulate(gradient(program), (elements,), emulated, **options)
-
-
-@pytest.mark.parametrize(
-    ("n", "options"),
-    [(9, {}), (12, {"turn": True}), (16, {"fetch": 1}), (9, {"ahead": True})],
-    ids=str,
-)
-def test_operands_of_sums_stay_in_shared_memory(
-    n: int, options: dict[str, Any], emulated: Path
-) -> None:
-    """Sums then read nothing from global memory."""
-    program = gradient(chain(n, constant=False))
-    kept = {"quads": True, "accumulate": True, "keep": True, **options}
-    emulate(program, (5,), emulated, **kept)
-
-
-PRELOADS: dict[str, tuple[ElementProgram, dict[str, Any]]] = {
-    "planes": (chain(12, constant=False), {"quads": True, "turn": True, "keep": True}),
-    "quads": (chain(10, constant=False), {"quads": True, "elements": 3, "threads": 64}),
-    "threads": (mass(3, constant=False), {"quads": False, "elements": 2, "whole_sums": False}),
-    "packs": (
-        chain(4, dtype="float32", constant=False),
-        {"elements": 32, "threads": 64, "fibres": 2, "whole_sums": False},
-    ),
-    "whole sums": (mass(2, constant=False), {"whole_sums": True, "threads": 64, "elements": 4}),
-}
-
-
-@pytest.mark.parametrize("sweeps", [1, 2])
-@pytest.mark.parametrize("name", PRELOADS)
-def test_operands_come_while_elements_before_are_summed(
-    name: str, sweeps: int, emulated: Path
-) -> None:
-    of, options = PRELOADS[name]
-    program = gradient(of)
-    options = {**options, "accumulate": True, "preload": sweeps}
-    for elements in (1, 7, 40):
-        emulate(program, (elements,), emulated, **options)
 
 
 @pytest.mark.parametrize("n", [25, 26])

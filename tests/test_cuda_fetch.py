@@ -114,13 +114,13 @@ def test_threads_fetch_only_if_asked() -> None:
     assert "fetch" not in lowered(mass(3)).source.replace("prefetch", "")
 
 
-# ---- What it stores ----------------------------------------------------------------------------
+# ---- Rows of results ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"fetch": 4, "ahead": True}, {"fetch": 4, **AHEAD}], ids=str
 )
-def test_numbers_that_are_sent(options: dict[str, Any], emulated: Path) -> None:
+def test_numbers_that_leave_in_rows(options: dict[str, Any], emulated: Path) -> None:
     """Also where the last slice has fewer elements, and where results come before other stages."""
     given = {"quads": False, "rewrite": True, "elements": 3, **options}
     for elements in (0, 1, 7, 301):
@@ -130,47 +130,9 @@ def test_numbers_that_are_sent(options: dict[str, Any], emulated: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"ahead": True, "slices": 1}], ids=str)
-def test_numbers_of_quads_that_are_sent(options: dict[str, Any], emulated: Path) -> None:
+def test_numbers_of_quads_that_leave_in_rows(options: dict[str, Any], emulated: Path) -> None:
     for threads in 32, 64:
         given = {"quads": True, "rewrite": True, "elements": 2, "threads": threads, **options}
         emulate(gradient(chain(9, constant=False)), (7,), emulated, accumulate=True, **given)
         emulate(mass(6), (7,), emulated, **given)
     emulate(chain(9), (7,), emulated, rewrite=True, quads=True, threads=32, groups=2, **options)
-
-
-def test_what_is_sent_has_a_place_of_its_own() -> None:
-    """It follows the one before as in memory, and is settled before it is written again."""
-    program = gradient(chain(5, constant=False))
-    source = lowered(program, quads=False, elements=4, rewrite=True, accumulate=True).source
-    sent = re.findall(r"send<kThreads, 25>\(thread, s(\d+)\(0\), out(\d)\(0\), slice\);", source)
-    assert len(sent) == 2
-    places = dict(re.findall(r"s(\d+) = .*shared \+ (\d+)", source))
-    for tile, out in sent:
-        place = f"fetched(shared + {places[tile]}, out{out}(0)) + 25 * e"
-        assert f"s{tile} = [&](int e) {{ return {place}; }}" in source
-        begin = int(places[tile])
-        inside = range(begin, begin + 4 * 25 + 1)
-        assert not any(int(x) in inside for n, x in places.items() if n != tile)
-    loop = source[: source.index("  settle(thread);\n  sync<kThreads>();\n  store<")]
-    body = loop[loop.index("for (long long first") :]
-    settled, written = body.index("settle(thread);\n    sync"), body.index(f"(s{sent[0][0]}(e)")
-    published = body.index("publish();\n    sync")
-    assert settled < written < published < body.index("send<")
-    # Nothing is left to wait for after the last one.
-    assert "sync" not in body[body.rindex("send<") :]
-
-
-def test_what_is_not_sent() -> None:
-    """What threads can as well; values of four bytes, and tiles that do not follow each other."""
-    rows = contraction("xa,ea->ex", {"x": 5, "a": 4})
-    columns = contraction("xa,eay->exy", {"x": 5, "a": 4, "y": 5})
-    apart = contraction("xa,efa->efx", {"x": 5, "a": 4}, batch="ef")
-    small = contraction("xa,ea->ex", {"x": 5, "a": 4}, dtype="float32")
-    given: dict[str, Any] = {"quads": False}
-    assert "send<" in lowered(rows, **given).source
-    assert "send<" not in lowered(columns, **given).source
-    assert "send<" in lowered(columns, **given, rewrite=True).source
-    for program, batch in (apart, (3, 4)), (small, (300,)):
-        assert "send<" not in lowered(program, batch, **given, rewrite=True).source
-    for name in "send", "rewrite":
-        assert "send<" not in lowered(rows, **{**given, name: False}).source

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 
 from jaxmagma.lowering.cuda import spreads
 from jaxmagma.lowering.cuda.banks import Access, Candidates, choose, conflicts_at
+from jaxmagma.plan import Middle
 from jaxmagma.program import ElementProgram
 from tests import cuda_emulator, cuda_fused
 from tests.cuda_programs import arguments, chain, contraction, gradient, mass
@@ -133,7 +134,7 @@ def test_numbers_of_spread_lines(size: int, fibres: int, emulated: Path) -> None
         (17, 10, False, 1, "float64"),
     ],
 )
-def test_numbers_of_tails(
+def test_numbers_of_pieces_that_are_not_full(
     rows: int, columns: int, constant: bool, fibres: int, dtype: str, emulated: Path
 ) -> None:
     """Also from one product to the next, and of what is added up along a fibre."""
@@ -145,9 +146,8 @@ def test_numbers_of_tails(
 
 @pytest.mark.parametrize(("rows", "columns"), [(9, 9), (9, 6), (10, 13)])
 def test_nan_stays_in_its_fibre(rows: int, columns: int, emulated: Path) -> None:
-    """Be it in a tail or not."""
     program = contraction("xa,eab->exb", {"x": rows, "a": columns, "b": 3})
-    kernel = lowered(program, (5,), quads=True, tails=True)
+    kernel = lowered(program, (5,), quads=True)
     for place in (0, columns - 1):
         (field,) = arguments(program, (5,))
         field[1, place, 2], field[3, place, 0] = np.nan, np.inf
@@ -249,3 +249,24 @@ def test_what_is_streamed() -> None:
 @pytest.mark.parametrize("p", [10, 12])
 def test_streams_compile_without_spills(p: int) -> None:
     check_registers(lowered(cuda_fused.diffusion(p, planes=True), quads=True, stream=True))
+
+
+# ---- Orders ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("middle", get_args(Middle))
+def test_numbers_do_not_depend_on_the_order(middle: Any, emulated: Path) -> None:
+    emulate(mass(8), (3,), emulated, quads=True, middle=middle)
+
+
+def test_every_order_is_another_kernel() -> None:
+    program = cuda_fused.diffusion(9, planes=True)
+    orders = get_args(Middle)
+    assert len({lowered(program, middle=x, stream=False).source for x in orders}) == len(orders)
+
+
+def test_numbers_of_axes_of_different_sizes(emulated: Path) -> None:
+    """Every axis of another size, and of another number of points."""
+    sizes = dict(zip("xiaykbzlc", (12, 9, 9, 7, 14, 14, 10, 3, 3), strict=True))
+    program = contraction("xi,yk,zl,exyz,xa,yb,zc,eabc->eikl", sizes)
+    emulate(program, (4,), emulated, quads=True)

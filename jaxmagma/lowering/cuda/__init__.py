@@ -15,9 +15,8 @@ builds the executable. The device functions it calls are the headers in ``cuda/`
   adds the partial sums in a fixed order. A sum of products of two tiles is one long product (see
   ``accumulations``).
 
-What stages are is in ``sweeps``, how steps become stages in ``scheduler``, which of them a warp
-does one after the other in ``turns``, what a block of threads does in ``blocks``, how its sizes are
-chosen in ``model``, how the source is printed in ``source``.
+What stages are is in ``sweeps``, how steps become stages in ``scheduler``, what a block of threads
+does in ``blocks``, how its sizes are chosen in ``model``, how the source is printed in ``source``.
 """
 
 import hashlib

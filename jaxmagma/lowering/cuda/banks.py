@@ -17,7 +17,6 @@ from jaxmagma.lowering.cuda import spreads
 
 
 BYTES_AT_A_TIME = 128
-WARP = 32
 
 
 @dataclass(frozen=True)
@@ -160,12 +159,6 @@ def _spread(access: Access, elements: int) -> np.ndarray:
     """The number each lane would have if quads had lines side by side; or that of another line."""
     *lines, (lanes, _) = access.lines
     count = elements * math.prod(extent for extent, _ in lines)
-    if access.spread == spreads.ACROSS:
-        # Each warp has planes of its own, and these lines of them first.
-        extent = lines[-1][0]
-        thread = np.arange(min(count // extent * WARP, access.threads))
-        own = spreads.line(thread % WARP // lanes, access.spread)
-        return (thread // WARP * extent + np.where(own < extent, own, 0)) * lanes + thread % lanes
     whole = -(-count // spreads.GROUP) * spreads.GROUP
     thread = np.arange(min(whole * lanes, access.threads))
     line = spreads.line(thread // lanes, access.spread)

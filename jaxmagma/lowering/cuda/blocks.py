@@ -6,7 +6,6 @@ several elements at a time.  How many threads and elements, and who owns fibres,
 """
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
@@ -20,9 +19,9 @@ from jaxmagma.lowering.cuda.accumulations import (
 )
 from jaxmagma.lowering.cuda.architectures import Limits
 from jaxmagma.lowering.cuda.destinations import find_destinations
-from jaxmagma.lowering.cuda.origins import Origin, Strided, origin
+from jaxmagma.lowering.cuda.origins import Origin, origin
 from jaxmagma.lowering.cuda.outers import with_outers
-from jaxmagma.lowering.cuda.parameters import CONSTANT_BYTES, WARP, Parameters
+from jaxmagma.lowering.cuda.parameters import CONSTANT_BYTES, Parameters
 from jaxmagma.lowering.cuda.pieces import Pieces, pieces_of, split_pieces_of
 from jaxmagma.lowering.cuda.scheduler import Scheduler
 from jaxmagma.lowering.cuda.shared import BEFORE, Shared, Uses
@@ -38,15 +37,12 @@ from jaxmagma.lowering.cuda.sweeps import (
     Stage,
     Sweep,
     copy_sweep,
-    follows,
     is_mirrored,
     made_by,
 )
-from jaxmagma.lowering.cuda.turns import with_turns
 from jaxmagma.parity import Halves
 from jaxmagma.plan import Plan
 from jaxmagma.program import Gather, View
-from jaxmagma.strides import row_major
 
 
 TYPES = {
@@ -65,8 +61,6 @@ WORD = 8
 GROUP = 16
 # Rows of an output that are so long go through shared memory, to be written side by side.
 LONG_ROW = 4
-# Rows of so many values, or a multiple, begin in few banks if there is nothing between them.
-CONFLICTING_ROW = 8
 
 
 class Block:
@@ -94,8 +88,6 @@ class Block:
         }
         self.gathered = {x.vector for x in plan.steps if isinstance(x, Gather)}
         self.written, self.skipped = find_destinations(plan, self.stored)
-        self.sends = False  # outputs that are in shared memory are stored by the copy engine
-        self.sent: dict[int, int] = {}  # such tiles, and which outputs they are
         self.accumulations, gone = accumulations(plan, parameters.accumulate)
         self.accumulated = {x.output for x in self.accumulations}
         self.whole: set[int] = set()  # of these, those that every thread has whole
@@ -103,8 +95,6 @@ class Block:
         self.quads = bool(parameters.quads) and self.dtype in BY_TENSOR_CORES
         self.halves: dict[int, Halves] = {}
         self.holds = False  # matrices stay in registers from one product to the next
-        self.tails = False  # threads multiply with a last row or column that is alone
-        self.turns = False  # warps multiply planes along both axes, where they can
         self.packed = 1  # fibres that a thread has at a time
         self.bank: list[int] = []
         self.near: list[int] = []  # matrices in shared memory
@@ -255,16 +245,11 @@ class Block:
         """A matrix that tensor cores multiply with, or its two halves."""
         if move.matrix is not None and self.is_mirrored(sweep):
             return split_pieces_of(self.plan, move, self.halves[move.matrix.tile])
-        return (pieces_of(self.plan, move, self.tails, self.turns),)
+        return (pieces_of(self.plan, move),)
 
     def is_mirrored(self, sweep: Sweep) -> bool:
         """Whether quads have opposite values of fibres in one lane, and multiply halves."""
         return is_mirrored(sweep, self.halves)
-
-    def has_tail(self, sweep: Sweep) -> bool:
-        """Whether all lanes of a quad have the tail of a fibre, to multiply it with a column."""
-        matrices = (x for m in sweep.moves if m.matrix for x in self.pieces_of(sweep, m))
-        return any(x.has_column for x in matrices)
 
     def arranged(self) -> list[np.ndarray]:
         """The values of constant matrices for tensor cores, in the order of ``pieces``."""
@@ -277,18 +262,15 @@ class Block:
                 found.append(x.arranged(array))
         return found
 
-    def matrix_registers(self, tails: bool = True) -> int:
+    def matrix_registers(self) -> int:
         """Registers of a thread for all matrices that tensor cores multiply with."""
-        found = (x if tails else replace(x, tails=False) for x in self.pieces())
-        return sum(x.values for x in found) * self.dtype.itemsize // 4
+        return sum(x.values for x in self.pieces()) * self.dtype.itemsize // 4
 
     def fibres(self, sweep: Sweep) -> int:
         """Fibres that a thread, or a quad, has at a time: as many as leave none without."""
         fibres = self.elements * sweep.count
         if sweep.lanes == 1:
             return 1 if sweep.single else min(self.packed, -(-fibres // self.threads))
-        if sweep.across:
-            return -(-sweep.extents[sweep.lines[-1]] // 8)
         octets = -(-fibres // 8)
         most = -(-octets // (self.threads // 32))
         return min(self.parameters.fibres or QUAD_FIBRES, most)
@@ -314,11 +296,6 @@ class Block:
     def alone(self) -> bool:
         """Whether one warp has all fibres of an element."""
         return 0 < self.octets() <= FEW_OCTETS
-
-    def has_one_plane(self, stage: Stage) -> bool:
-        """Whether a warp does a sweep of one plane, and nobody else works with it."""
-        plane = isinstance(stage, Sweep) and stage.across and len(stage.lines) == 1
-        return plane and self.threads == WARP and self.elements == 1
 
     def octets(self) -> int:
         """How often one warp would take eight fibres of an element, in the largest sweep."""
@@ -371,30 +348,12 @@ class Block:
             elif isinstance(stage, Gemm):
                 made.add(stage.number)
         self.staged = staged
-        if self.turns:
-            streamed = {x.position for x in self.find_streams(stages)}
-            shown = {tile: at.tile for tile, at in self.origins.items()}
-            stages = with_turns(stages, streamed, lambda x: shown.get(x, x), self.is_outside)
-        if self.parameters.keep:
-            self._keep(stages)
         self.rewritten = {x for x in self.written if x in made and self._in_fibres(x, stages)}
         copied = [x for x in self.written if x not in made or x in self.rewritten]
-        sent = filter(self._can_send, self.rewritten if self.sends else ())
-        self.sent = {x: self.written[x][0][0] for x in sent}
-        if self.accumulations or self.sent:
+        if self.accumulations:
             whole = [x for x in self.accumulations if x.output in self.whole]
             return self._accumulated(with_outers(stages, whole, self.origins), copied)
         return stages + [copy_sweep(self.plan, value) for value in copied]
-
-    def _keep(self, stages: list[Stage]) -> None:
-        """Has what sums read of operands stored in shared memory by the sweep that loads it."""
-        pieces = [x.step for x in self.accumulations if x.output not in self.whole]
-        wanted = {x for step in pieces for x in step.operands if self.is_outside(x)}
-        for sweep in (x for x in stages if isinstance(x, Sweep)):
-            for value in sweep.loads:
-                if value.tile in wanted - self.staged and self.origin(value.tile).view is None:
-                    self.staged.add(value.tile)
-                    sweep.add(Move(None, value, (value,)))
 
     def _grouped(self, kept: int) -> list[Stage]:
         """The steps as the scheduler groups them, which does so once for each question."""
@@ -437,11 +396,10 @@ class Block:
                     found.append(sum_)
 
         follow()
-        for position, stage in enumerate(stages):
+        for stage in stages:
             found.append(stage)
             known.update(made_by(stage))
-            if not follows(stages, position + 1):
-                follow()
+            follow()
         return found
 
     def _in_fibres(self, tile: int, stages: list[Stage]) -> bool:
@@ -458,18 +416,6 @@ class Block:
                 rows = any(at.strides[axis] == 1 for _, at in self.written[tile])
                 return rows and made.length >= LONG_ROW and stage.lanes == 1
         return False
-
-    def _can_send(self, tile: int) -> bool:
-        """Whether a tile is one output, and those of all elements follow each other there.
-
-        And whether rows that have no padding had better be there.
-        """
-        (out, at), *more = self.written[tile]
-        shape, result = (self.plan.tiles[x].shape for x in (tile, self.plan.results[out]))
-        if more or shape != result or at != Strided(0, row_major(shape)):
-            return False
-        wanted = bool(self.parameters.send) or shape[-1] % CONFLICTING_ROW > 0
-        return wanted and self.program.batch_rank == 1 and self.dtype.itemsize >= 8
 
     def is_outside(self, tile: int) -> bool:
         """Whether a batched tile is in global memory."""
@@ -530,7 +476,6 @@ class Block:
             self.ahead,
             self.twice,
             self.together,
-            self.sent.keys(),
             {tile: [at.strides for _, at in places] for tile, places in self.written.items()},
             {position: self.streamed(position) for position in range(len(self.stages))},
         )
@@ -547,8 +492,6 @@ class Block:
                     most = min(most, 2)  # a piece of a stream has the lines of one octet
                 possible = spreads.possible(self.elements * stage.count, fibres)
                 found[position] = tuple(x for x in possible if x <= most)
-                if stage.across:
-                    found[position] = (spreads.ACROSS,)
         return found
 
     @property
@@ -654,12 +597,9 @@ class Block:
             stages.append(f"{sums + outers} products summed over elements")
         split = self.split_products()
         halves = f", {split} products by even and odd halves" if split else ""
-        moves = [move for x in self.stages if isinstance(x, Sweep) for move in x.moves]
-        turned = sum(move.turns > 0 for move in moves)
         return (
             f"{' and '.join(stages) or 'a sum'}, {self.elements * self.groups} elements on "
             f"{self.threads * self.groups} threads, {self.shared_bytes()} bytes of shared memory"
-            f"{halves}{f', {turned} products turned' if turned else ''}"
-            f"{', operands ahead' if self.ahead else ''}{', twice' if self.twice else ''}"
+            f"{halves}{', operands ahead' if self.ahead else ''}{', twice' if self.twice else ''}"
             f"{', rows as they are needed' if self.streams else ''}"
         )

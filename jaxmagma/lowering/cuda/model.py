@@ -72,10 +72,6 @@ WHOLE_PLACES = 16
 # memory take time; by tensor cores if they are so large: lesser halves leave much of a piece empty.
 MANY_PRODUCTS = 10
 SPLIT_BY_QUADS = 13
-# Warps multiply planes of such sizes along both axes, if a sweep has so few products: smaller ones
-# leave much of a piece empty, and larger ones begin another.
-SIZES_OF_PLANES = range(13, 17)
-PRODUCTS_OF_PLANES = 2
 # Beyond so many stages, values go through shared memory more often than is worth it.
 MOST_STAGES = 5
 # The bytes that memory gives at once.
@@ -103,8 +99,6 @@ WIDE = 15
 CHEAP, DEAR = 1e-3, 0.03
 # So long are rows that had better come to each warp as it needs them.
 ROW_VALUES = 11
-# So many threads are enough where each warp has elements of its own, and registers for no more.
-ALONE_THREADS = 224
 # One warp has registers for so many of sums, and a multiprocessor for so many warps then. So many
 # threads of others have one element, if there are sums.
 WARP_SUMS = 40
@@ -123,23 +117,12 @@ UNIFORM_BYTES = 200
 def choose(plan: Plan, parameters: Parameters, limits: Limits) -> Block | Declined:
     """The block for a plan, with these parameters and else the model's; or why there is none."""
     block = _choose(plan, parameters, limits)
-    if parameters.send is None and lacks_room(block):
-        # What the copy engine stores has a place of its own, which others take else.
-        parameters = replace(parameters, send=False)
-        block = _choose(plan, parameters, limits)
     if isinstance(block, Block) and wants_ahead(block):
         ahead = _choose(plan, replace(parameters, ahead=True), limits)
         # Not if gathered tiles, which then have a place of their own, leave less room for others.
         if isinstance(ahead, Block) and ahead.fetched == block.fetched:
             return ahead
     return block
-
-
-def lacks_room(block: Block | Declined) -> bool:
-    """Whether there is little room for elements, or none, beside what the copy engine stores."""
-    if isinstance(block, Declined):
-        return block.lacks_room
-    return bool(block.sent) and resident(block) < FEWEST_GROUPS
 
 
 def wants_rows(block: Block) -> bool:
@@ -199,7 +182,6 @@ def wants_ahead(block: Block) -> bool:
 def _choose(plan: Plan, parameters: Parameters, limits: Limits) -> Block | Declined:
     block = Block(plan, parameters, limits)
     block.halves = halves_of(block)
-    block.sends = limits.bulk_copies if parameters.send is None else parameters.send
     # Without padding only where an element has no room otherwise.
     for tight, staging in itertools.product((False, True), (True, False)):
         if not staging and not any(block.origin(x).index is None for x in block.staged):
@@ -210,9 +192,7 @@ def _choose(plan: Plan, parameters: Parameters, limits: Limits) -> Block | Decli
             block.quads = True
             block.halves = halves_of(block)
             block.stages = block.schedule()
-        if wants_turns(block):
-            try_turns(block)
-        hold_matrices(block)
+        block.holds = holds(block)
         if block.accumulations and block.holds:
             block.stages = block.schedule(block.matrix_registers())
             block.holds = holds(block)
@@ -330,57 +310,10 @@ def share_of_quads(block: Block, sweeps: Iterable[Sweep]) -> float:
     return pieces / block.limits.tensor_rate / wanted
 
 
-def wants_turns(block: Block) -> bool:
-    """Whether warps had better multiply planes along both axes.
-
-    One product after the other does, whose sizes leave little of the pieces of tensor cores empty;
-    not where it could be multiplied half by half, since planes are multiplied whole.
-    """
-    if not block.quads or block.dtype.kind != "f":
-        return False
-    if block.parameters.turn is not None:
-        return block.parameters.turn
-    sweeps = [x for x in block.stages if isinstance(x, Sweep) and x.lanes > 1]
-    products = [[move for move in x.moves if move.matrix is not None] for x in sweeps]
-    sizes = {size for moves in products for move in moves for size in move.shape}
-    made = {tile for x in sweeps for tile in x.tiles}
-    in_row = all(
-        len(moves) <= PRODUCTS_OF_PLANES and sum(v.tile in made for v in x.loads) <= 1
-        for x, moves in zip(sweeps, products, strict=True)
-    )
-    several = block.alone or block.summed or block.halves
-    return in_row and sizes <= set(SIZES_OF_PLANES) and not several
-
-
-def try_turns(block: Block) -> None:
-    """Turns products from one sweep to the next; all is as before where there are none."""
-    halves, block.halves, block.turns = block.halves, {}, True
-    block.stages = block.schedule()
-    if not any(isinstance(x, Sweep) and x.follows for x in block.stages):
-        block.halves, block.turns = halves, False
-        block.stages = block.schedule()
-
-
 def longest(block: Block, sweep: Sweep) -> int:
     """Values of the longest fibre that a matrix multiplies."""
     moves = [move for move in sweep.moves if move.matrix is not None]
     return max((x.length for m in moves for x in (m.result, *m.operands)), default=0)
-
-
-def hold_matrices(block: Block) -> None:
-    """Chooses who multiplies with tails of matrices, and whether these stay in registers.
-
-    With tails they take more of them. That all of them stay there is worth more.
-    """
-    given = block.parameters.tails
-    wanted = (True, False, True) if multiplies_much(block) else (False,)
-    if block.turns:
-        wanted, given = (False,), None
-    for tails in wanted if given is None else (given,):
-        block.tails = tails
-        block.holds = holds(block)
-        if block.holds:
-            return
 
 
 def holds(block: Block) -> bool:
@@ -550,9 +483,6 @@ def place_tiles(block: Block, tight: bool) -> None:
     if block.parameters.in_place is None and not has_room(block):
         in_place = True
         block.shared = shared_of(block, in_place, tight)
-    kept = block.ahead or bool(block.accumulations) or block.parameters.reuse is not None
-    if in_place and block.alone and not kept:
-        reuse_operands(block, tight)
     may_wait = block.ahead and not block.twice and not block.alone
     if may_wait and block.fetched and not has_room(block):
         # Where more groups have room so, what comes ahead comes late.
@@ -564,31 +494,16 @@ def place_tiles(block: Block, tight: bool) -> None:
     block.shared.values = max([block.shared.values, *map(block.sum_size, block.accumulated)])
 
 
-def reuse_operands(block: Block, tight: bool) -> None:
-    """Has tiles take the place of as few fetched operands as leave room for enough warps.
-
-    Rows there have no padding, and where a tile begins is only known when the kernel runs.
-    """
-    for reuse in range(1, len(block.fetched) + 1):
-        if resident(block) * block.threads * block.groups >= ALONE_THREADS:
-            return
-        block.shared = shared_of(block, True, tight, reuse=reuse)
-
-
-def shared_of(
-    block: Block, in_place: bool, tight: bool, late: bool = False, reuse: int = 0
-) -> Shared:
+def shared_of(block: Block, in_place: bool, tight: bool, late: bool = False) -> Shared:
     """The places of tiles, for the threads and elements of the block."""
     padding = block.parameters.padding
     if padding is None:
         padding = 0 if tight else WIDE if block.quads else NARROW
     possible = block.possible_spreads()
     price = DEAR if is_crowded_by_tiles(block) else CHEAP
-    apart = bool(block.parameters.apart)
     threads, elements = block.threads, block.elements
-    shared = Shared(block.uses, threads, elements, padding, possible, price, late, apart)
-    given = block.parameters.reuse
-    return shared.place(rooms_of(block.uses, in_place, reuse if given is None else given))
+    shared = Shared(block.uses, threads, elements, padding, possible, price, late)
+    return shared.place(rooms_of(block.uses, in_place))
 
 
 def is_crowded_by_tiles(block: Block) -> bool:
@@ -652,15 +567,12 @@ def resident(block: Block) -> int:
 
 
 def quad_registers(block: Block) -> int:
-    """Registers that a thread needs, or it would keep some of its values in memory.
-
-    Tails are left out: they add a few values to a matrix, and the places are counted higher.
-    """
+    """Registers that a thread needs, or it would keep some of its values in memory."""
     sweeps = [x for x in block.stages if isinstance(x, Sweep) and x.lanes > 1]
     live = max((live_registers(block.plan, x, block.halves) for x in sweeps), default=0)
     several = any(block.is_mirrored(x) and len(x.moves) > SEVERAL_MOVES for x in sweeps)
     places = QUAD_PLACES + (MIRRORED_PLACES if several else 0)
-    return live + places + (block.matrix_registers(tails=False) if block.holds else 0)
+    return live + places + (block.matrix_registers() if block.holds else 0)
 
 
 def enough_blocks(block: Block) -> int:

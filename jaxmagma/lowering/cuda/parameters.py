@@ -33,15 +33,9 @@ class Parameters:
     quads: bool | None = None  # fibres are owned by four lanes, and tensor cores multiply them
     fibres: int | None = None  # of a thread, or of four lanes, at a time
     near_bytes: int | None = None  # of matrices in the constant bank; others in shared memory
-    early: bool | None = None  # fibres are loaded before the first one is stored
-    preload: int | None = None  # sweeps whose operands come while elements before are summed
-    keep: bool | None = None  # operands of sums stay in shared memory, where sweeps have read them
     hold: bool | None = None  # matrices stay in registers from one product to the next
-    tails: bool | None = None  # of them, threads multiply with a last row or column that is alone
-    turn: bool | None = None  # warps multiply planes along both axes, one after the other
     fetch: int | None = None  # operands that the copy engine brings to shared memory
     together: bool | None = None  # those of all elements in one copy
-    apart: bool | None = None  # planes or rows of these are apart there, against bank conflicts
     middle: Middle | None = None  # axis that has its turn last on the way in, first on the way out
     stream: bool | None = None  # rows of others, for each warp as it needs them
     ahead: bool | None = None  # while there is work on the elements before
@@ -49,9 +43,7 @@ class Parameters:
     padding: int | None = None  # at most, of axes in shared memory, against bank conflicts
     spread: int | None = None  # at most, of the lines that neighbouring quads have
     rewrite: bool | None = None  # outputs of fibres are stored in order, from shared memory
-    send: bool | None = None  # by the copy engine, all elements at once
     in_place: bool | None = None  # tiles take the place of those that they are made from
-    reuse: int | None = None  # and that of so many operands which the copy engine brought
     shared_bytes: int = SHARED_BYTES  # most shared memory for one block
     # Of matrices that are symmetric about their centre, even and odd halves are multiplied.
     even_odd: bool | None = None
@@ -64,10 +56,8 @@ class Parameters:
             given = getattr(self, name)
             if given is not None and given < 1:
                 raise ValueError(f"{name}={given} is none at all")
-        for name in ("fetch", "reuse"):
-            given = getattr(self, name)
-            if given is not None and given < 0:
-                raise ValueError(f"{name}={given} is less than none")
+        if self.fetch is not None and self.fetch < 0:
+            raise ValueError(f"fetch={self.fetch} is less than none")
         if self.middle is not None and self.middle not in get_args(Middle):
             raise ValueError(f"middle={self.middle!r} is none of {', '.join(get_args(Middle))}")
         if self.groups is not None and self.groups > 1 and self.threads != WARP:

@@ -23,8 +23,6 @@ class Pieces:
     row: int
     column: int
     half: str = ""  # "even" or "odd"
-    tails: bool = False  # threads multiply with a last row or column that would begin a piece
-    turns: bool = False  # lanes have values as a ``TurningQuad`` does
 
     @property
     def name(self) -> str:
@@ -32,61 +30,34 @@ class Pieces:
         return f"m{self.tile}{self.half[:1]}{'t' if self.row < self.column else ''}"
 
     @property
-    def has_row(self) -> bool:
-        """Whether the last row is for threads."""
-        return self.tails and self.rows % 8 == 1
-
-    @property
-    def has_column(self) -> bool:
-        """Whether the last column is for threads."""
-        return self.tails and self.columns % 4 == 1
-
-    @property
     def counts(self) -> tuple[int, int]:
         """Pieces along the columns and along the rows."""
-        return -(-self.columns // 4) - self.has_column, -(-self.rows // 8) - self.has_row
+        return -(-self.columns // 4), -(-self.rows // 8)
 
     @property
     def values(self) -> int:
         """That a lane has of the matrix."""
         columns, rows = self.counts
-        column = 2 * rows if self.has_column else 0
-        row = columns + self.has_column if self.has_row else 0
-        return columns * rows + column + row
+        return columns * rows
 
     def arranged(self, matrix: np.ndarray) -> np.ndarray:
         """The values in the order in which lanes read them, see ``cuda/quad.cuh``: (values, 32)."""
         strides = [x * matrix.itemsize for x in (self.row, self.column)]
         view = np.lib.stride_tricks.as_strided(matrix, (self.rows, self.columns), strides)
         columns, rows = self.counts
-        below, beside = max(0, 8 * rows - self.rows), max(0, 4 * columns - self.columns)
-        whole = np.pad(view, ((0, below), (0, 0)), "edge" if self.tails else "constant")
-        whole = np.pad(whole, ((0, 0), (0, beside)))
+        whole = np.pad(view, ((0, 8 * rows - self.rows), (0, 4 * columns - self.columns)))
         # Lane 8 i + 4 h + j has row i + 4 h and column j of a piece.
-        parts = whole[: 8 * rows, : 4 * columns].reshape(rows, 2, 4, columns, 4)
-        if self.turns:
-            # Of every second four rows and columns, each is where the one is that is two further.
-            parts = parts.copy()
-            parts[:, 1] = np.roll(parts[:, 1], 2, axis=1)
-            parts[..., 1::2, :] = np.roll(parts[..., 1::2, :], 2, axis=-1)
-        lanes = [parts.transpose(3, 0, 2, 1, 4).reshape(-1, 8, 4)]
-        # Quads have the same of tails.
-        if self.has_column:
-            lanes.append(whole[: 8 * rows, -1].reshape(-1, 1, 4))
-        if self.has_row:
-            lanes.append(whole[-1, : 4 * columns].reshape(-1, 1, 4))
-        if self.has_row and self.has_column:
-            lanes.append(whole[-1:, -1:, np.newaxis])
-        return np.concatenate([np.broadcast_to(x, (len(x), 8, 4)) for x in lanes])
+        parts = whole.reshape(rows, 2, 4, columns, 4)
+        return parts.transpose(3, 0, 2, 1, 4).reshape(-1, 32)
 
 
-def pieces_of(plan: Plan, move: Move, tails: bool = False, turns: bool = False) -> Pieces:
+def pieces_of(plan: Plan, move: Move) -> Pieces:
     """The matrix of a mode product."""
     assert move.matrix is not None
     strides = banks.row_major(plan.tiles[move.matrix.tile].shape).strides
     row = 0 if move.matrix.row is None else strides[move.matrix.row]
     column = 0 if move.matrix.column is None else strides[move.matrix.column]
-    return Pieces(move.matrix.tile, *move.shape, row, column, tails=tails, turns=turns)
+    return Pieces(move.matrix.tile, *move.shape, row, column)
 
 
 def split_pieces_of(plan: Plan, move: Move, halves: Halves) -> tuple[Pieces, Pieces]:

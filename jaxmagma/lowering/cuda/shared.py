@@ -8,7 +8,7 @@ was: nobody else reads or writes there.  Tiles that take each other's place shar
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from jaxmagma.lowering.cuda import banks, spreads
@@ -25,7 +25,6 @@ from jaxmagma.lowering.cuda.sweeps import (
     Stage,
     Sweep,
     Value,
-    follows,
     grouped,
 )
 from jaxmagma.plan import Plan, Rearrange
@@ -33,8 +32,6 @@ from jaxmagma.plan import Plan, Rearrange
 
 # The stage before the first one.
 BEFORE = -1
-# The most values between parts of what the copy engine brings.
-MOST_APART = 12
 
 
 @dataclass(frozen=True)
@@ -45,9 +42,7 @@ class Uses:
     value in the order of memory, so that their axes have no padding.  Tiles that are ``fetched``
     are copied as they are in memory, BEFORE the first stage; or, if ``ahead``, those of the next
     elements as soon as these have been read, so that their room is nobody else's; if ``twice``, all
-    the time, to a second room.  Those of all elements come in one copy if ``together``.  Tiles that
-    are ``sent`` are copied from there as they are, all elements at once, while the next ones are
-    worked on.
+    the time, to a second room.  Those of all elements come in one copy if ``together``.
     ``written`` says with which strides tiles go to outputs, from the sweeps that make them;
     ``streamed`` which tiles come to a sweep row by row.
     """
@@ -62,7 +57,6 @@ class Uses:
     ahead: bool
     twice: bool
     together: bool
-    sent: Set[int]
     written: dict[int, list[tuple[int, ...]]]
     streamed: dict[int, set[int]]
 
@@ -78,15 +72,6 @@ class Uses:
     def to_shared(self, tile: int, position: int) -> bool:
         """Whether a stage writes it there."""
         return tile in self.tiles and self.maker[tile] == position
-
-    def loads(self, position: int) -> list[Value]:
-        """What a sweep reads."""
-        stage = self.stages[position]
-        return stage.loads if isinstance(stage, Sweep) else []
-
-    def is_followed(self, position: int) -> bool:
-        """Whether a sweep is one of several which a warp does for one plane after the other."""
-        return follows(self.stages, position) or follows(self.stages, position + 1)
 
     def shown(self, tile: int) -> int:
         """The tile that has its values."""
@@ -110,26 +95,20 @@ class Room:
         return Room(whole, {**self.axes, tile: axes})
 
 
-def rooms_of(uses: Uses, in_place: bool, reuse: int = 0) -> list[Room]:
-    """The tiles in shared memory, those together that take each other's place.
-
-    Also that of ``reuse`` operands which the copy engine brought.
-    """
-    kept = uses.fetched if uses.ahead else set(sorted(uses.fetched)[reuse:])
+def rooms_of(uses: Uses, in_place: bool) -> list[Room]:
+    """The tiles in shared memory, those together that take each other's place."""
     rooms: list[Room] = []
     room_of: dict[int, Room] = {}
     for tile in sorted(uses.tiles, key=lambda x: (uses.maker[x], x)):
         shape = uses.plan.tiles[tile].shape
-        found = _replaced(uses, tile, room_of.keys() - kept) if in_place else None
+        found = _replaced(uses, tile, room_of.keys() - uses.fetched) if in_place else None
         room = Room(shape, {tile: tuple(range(len(shape)))})
         if found is not None:
             before, order = found
             old = room_of[before]
             wider = old.with_tile(tile, tuple(old.axes[before][n] for n in order), shape)
-            # The copy engine writes as if there was nothing between rows.
-            if not uses.fetched & old.axes.keys() or wider.shape[1:] == old.shape[1:]:
-                rooms[rooms.index(room_of.pop(before))] = room_of[tile] = wider
-                continue
+            rooms[rooms.index(room_of.pop(before))] = room_of[tile] = wider
+            continue
         rooms.append(room)
         room_of[tile] = room
     return rooms
@@ -140,14 +119,15 @@ def _replaced(uses: Uses, tile: int, candidates: Set[int]) -> tuple[int, list[in
 
     Every fibre is read by who writes the new one there, and by nobody after that.
     """
-    if tile in uses.plain or tile in uses.fetched | uses.sent:
+    if tile in uses.plain or tile in uses.fetched:
         return None
     stage = uses.stages[uses.maker[tile]]
     if not isinstance(stage, Sweep):
         return None
     made = stage.tiles[tile]
     when = [move.result for move in stage.moves].index(made)
-    for position, value in _loads_of_planes(uses, uses.maker[tile]):
+    position = uses.maker[tile]
+    for value in stage.loads:
         before = value.tile
         if before not in candidates or before in uses.plain:
             continue
@@ -155,12 +135,8 @@ def _replaced(uses: Uses, tile: int, candidates: Set[int]) -> tuple[int, list[in
             continue
         if uses.maker[before] >= position or max(uses.readers[before]) > position:
             continue
-        others = [x for x in uses.loads(position) if uses.shown(x.tile) == before]
-        if len(others) > 1 or (uses.is_followed(position) and len(uses.readers[before]) > 1):
+        if sum(uses.shown(x.tile) == before for x in stage.loads) > 1:
             continue
-        if position < uses.maker[tile]:
-            # The product that turns what the warp has of the plane needs all of it.
-            return before, [value.labels.index(x) for x in made.labels]
         users = [n for n, move in enumerate(stage.moves) if value in move.operands]
         if not users or users[0] > when:
             continue
@@ -170,24 +146,6 @@ def _replaced(uses: Uses, tile: int, candidates: Set[int]) -> tuple[int, list[in
         if whole or _at_one_point(stage, value, [*users, when]):
             return before, [value.labels.index(x) for x in made.labels]
     return None
-
-
-def _loads_of_planes(uses: Uses, position: int) -> Iterator[tuple[int, Value]]:
-    """What a sweep loads, and those that it follows, with the labels that it has for them."""
-    stage = uses.stages[position]
-    assert isinstance(stage, Sweep)
-    names = {x: x for x in (*stage.lines, ALONG)}
-    while True:
-        for value in stage.loads:
-            yield position, replace(value, labels="".join(names[x] for x in value.labels))
-        if not stage.follows:
-            return
-        # The sweep before has lines along the fibres of this one, and fibres across them.
-        *planes, line = (names[x] for x in stage.lines)
-        position, along = position - 1, names[ALONG]
-        stage = uses.stages[position]
-        assert isinstance(stage, Sweep)
-        names = dict(zip((*stage.lines, ALONG), (*planes, along, line), strict=True))
 
 
 def _at_one_point(sweep: Sweep, value: Value, moves: list[int]) -> bool:
@@ -230,7 +188,6 @@ class Shared:
         possible: Mapping[int, Sequence[int]],
         price: float,
         late: bool = False,
-        apart: bool = False,
     ) -> None:
         self.uses = uses
         self.threads = threads
@@ -240,13 +197,11 @@ class Shared:
         self.spreads: dict[int, int] = {}
         # What comes ahead does so before the last stage, to where tiles were that it does not need.
         self.late = late
-        self.apart = apart  # what it brings may be in parts with padding between them
         self.itemsize = uses.plan.program.dtype.itemsize
         self.price = price  # of a value of an element, in bank conflicts
         self.layouts: dict[int, Layout] = {}
         self.offsets: dict[int, int] = {}
         self.second: dict[int, int] = {}  # from there to the other place of tiles that have two
-        self.where_fetched: dict[int, int] = {}  # tiles where the copy engine brings another one
         self.values = 0  # of all elements of a group
 
     def place(self, rooms: Iterable[Room]) -> "Shared":
@@ -263,8 +218,6 @@ class Shared:
         places = min(map(self._places, (given, largest_first)), key=lambda x: x[0])
         self.values = places[0]
         for (room, layout), begin in places[1]:
-            for fetched in self.uses.fetched & room.axes.keys():
-                self.where_fetched.update(dict.fromkeys(room.axes, fetched))
             for tile, axes in room.axes.items():
                 self.layouts[tile] = Layout(tuple(layout.strides[x] for x in axes), layout.element)
                 self.offsets[tile] = begin
@@ -301,8 +254,7 @@ class Shared:
 
     def _follow(self, room: Room) -> bool:
         """Whether the tiles of its elements follow each other as in memory."""
-        fetched = self.uses.together and self.uses.fetched & room.axes.keys()
-        return bool(fetched or self.uses.sent & room.axes.keys())
+        return self.uses.together and bool(self.uses.fetched & room.axes.keys())
 
     def _has_two(self, room: Room) -> bool:
         """Whether there are two of a room."""
@@ -310,16 +262,11 @@ class Shared:
 
     def _alive(self, room: Room) -> set[int]:
         """The stages during which its tiles are there."""
-        if self._has_two(room) or self.uses.sent & room.axes.keys():
+        if self._has_two(room):
             return set(range(BEFORE, len(self.uses.stages) + 1))
         first = min(self.uses.maker[tile] for tile in room.axes)
         last = max(max(self.uses.readers[tile]) for tile in room.axes)
         end = len(self.uses.stages)
-        # Warps are not at the same one of the sweeps that follow each other.
-        while first > BEFORE and follows(self.uses.stages, first):
-            first -= 1
-        while follows(self.uses.stages, last + 1):
-            last += 1
         if not (self.uses.ahead and self.uses.fetched & room.axes.keys()):
             return set(range(first, last + 1))
         again = end - 1 if self.late else last
@@ -351,19 +298,16 @@ class Shared:
 
     def _layout(self, room: Room, accesses: Iterable[Access]) -> tuple[Layout, float]:
         """The layout of a room, and what accesses to it cost."""
-        if (self.uses.fetched | self.uses.sent) & room.axes.keys():
-            accesses = list(accesses)
-            layouts = [banks.row_major(room.shape, x) for x in self._fetched_paddings(room)]
-            costs = [
-                self.price * (layout.element - layouts[0].element)
-                + sum(
-                    banks.conflicts_at(x, layout.strides, layout.element, self.itemsize)
-                    for x in accesses
-                )
-                for layout in layouts
-            ]
-            best = min(range(len(layouts)), key=costs.__getitem__)
-            return layouts[best], float(costs[best])
+        if self.uses.fetched & room.axes.keys():
+            # The copy engine takes pairs of values: a tile begins in either half of the first.
+            behind = 0 if self._follow(room) else 2 - math.prod(room.shape) % 2
+            rest = (0,) * (len(room.shape) - 1)
+            layout = banks.row_major(room.shape, (behind, *rest))
+            conflicts = (
+                banks.conflicts_at(x, layout.strides, layout.element, self.itemsize)
+                for x in accesses
+            )
+            return layout, float(sum(conflicts))
         if not self.padding:
             return banks.row_major(room.shape), 0.0
         candidates = Candidates(
@@ -374,21 +318,6 @@ class Shared:
             self.padding,
         )
         return banks.choose(candidates, tuple(dict.fromkeys(accesses)), self.price)
-
-    def _fetched_paddings(self, room: Room) -> list[tuple[int, ...]]:
-        """Of a room of an operand that the copy engine brings: none, and what parts are apart.
-
-        It takes pairs of values: a tile begins in either half of the first, as all its parts do.
-        """
-        size, inner = math.prod(room.shape), math.prod(room.shape[1:])
-        group = max(1, 16 // self.itemsize)
-        rest = (0,) * (len(room.shape) - 1)
-        if self._follow(room):
-            return [(0, *rest)]
-        found = [(2 - size % 2, *rest)]
-        if self.apart and rest and inner % group == 0 and not self.uses.plain & room.axes.keys():
-            found += [(2, pad, *rest[1:]) for pad in range(group, MOST_APART + 1, group)]
-        return found
 
     def _elsewhere(self, position: int, spread: int) -> float:
         """What a sweep meets in global memory, and in parts of tiles in shared memory."""

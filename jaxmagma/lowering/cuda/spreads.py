@@ -19,8 +19,6 @@ from jaxmagma.lowering.cuda.sweeps import QUAD
 
 # From the line of a quad to that of the next one; the fourth is followed by one next to the first.
 SPREADS = (1, 2, 4)
-# The lines across a plane, of which each warp has all: see ``cuda/turn.cuh``.
-ACROSS = 0
 OCTET = 8
 # Lines of two octets.
 GROUP = 2 * OCTET
@@ -38,8 +36,6 @@ def line(quad: np.ndarray, spread: int) -> np.ndarray:
         return octet // 2 * GROUP + own % 4 * 4 + own // 4 + octet % 2 * 2
     if spread == 2:
         return octet * OCTET + own % 4 * 2 + own // 4
-    if spread == ACROSS:
-        return octet * OCTET + own % 2 * 4 + (own // 2 ^ own % 2 * 2)
     return quad
 
 
@@ -59,8 +55,6 @@ def pieces(
     """
     quads = np.arange(GROUP)
     number = line(quads, spread)
-    if spread == ACROSS:
-        number = number % lines[-1][0]
     place = np.zeros(GROUP, int)
     for extent, stride in reversed(lines):
         place += number % extent * stride

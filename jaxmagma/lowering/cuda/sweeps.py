@@ -15,7 +15,7 @@ If the result is only summed over elements, it is an ``Accumulation``: warps own
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -74,20 +74,18 @@ class Matrix:
 class Move:
     """One operation of a sweep: its result, its operands in registers, and its matrix if any.
 
-    Without a step it reads a tile, and nothing else. A product that ``turns`` what it takes from
-    the sweep before has as many lines as its matrix has rows.
+    Without a step it reads a tile, and nothing else.
     """
 
     step: Step | None
     result: Value
     operands: tuple[Value, ...]
     matrix: Matrix | None = None
-    turns: int = 0
 
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns of its matrix."""
-        return self.turns or self.result.length, self.operands[0].length
+        return self.result.length, self.operands[0].length
 
     @property
     def pointwise(self) -> bool:
@@ -116,9 +114,7 @@ class Outer:
 class Sweep:
     """Operations on fibres; ``lines`` are the labels spread over threads, the last one fastest.
 
-    ``lanes`` of a warp own a fibre together: 1 or QUAD. If the last line runs ``across`` planes,
-    a warp has all of it at a time; and what it has of a plane may have been left in registers by
-    the sweep that this one ``follows`` (see ``turns``).
+    ``lanes`` of a warp own a fibre together: 1 or QUAD.
     """
 
     lines: str
@@ -128,8 +124,6 @@ class Sweep:
     moves: list[Move] = field(default_factory=list)
     tiles: dict[int, Value] = field(default_factory=dict)  # what the sweep computes
     outers: list[Outer] = field(default_factory=list)
-    across: bool = False
-    follows: bool = False
 
     def add(self, move: Move) -> None:
         self.moves.append(move)
@@ -188,12 +182,6 @@ class Accumulation:
 
 
 Stage = Sweep | Gemm | Assembly | Accumulation
-
-
-def follows(stages: Sequence[Stage], position: int) -> bool:
-    """Whether the stage there, if any, is done by each warp right after the one before."""
-    stage = stages[position] if 0 <= position < len(stages) else None
-    return isinstance(stage, Sweep) and stage.follows
 
 
 def made_by(stage: Stage) -> list[int]:

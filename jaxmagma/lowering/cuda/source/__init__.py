@@ -10,7 +10,6 @@ keeps. Each of the others prints one part of it, from the outside to the inside:
     slices      which elements a group works on, and the loop over them
     tiles       where tiles of arrays are, and how operands get to shared memory
     streams     operands whose rows come to each warp as it needs them
-    preloads    those of the next elements that come to registers
     stages      the stages;  barriers: what stands between them
     sweeps      operations on fibres: a stage;  products, assemblies: the others
     matrices    products of fibres with matrices, and where these stand
@@ -22,7 +21,6 @@ keeps. Each of the others prints one part of it, from the outside to the inside:
 from jaxmagma.lowering.cuda.blocks import Block
 from jaxmagma.lowering.cuda.source.matrices import Matrices
 from jaxmagma.lowering.cuda.source.notation import lines_of
-from jaxmagma.lowering.cuda.source.preloads import Preloads
 from jaxmagma.lowering.cuda.source.slices import Slices
 from jaxmagma.lowering.cuda.source.stages import print_stages
 from jaxmagma.lowering.cuda.source.streams import Streams
@@ -88,15 +86,9 @@ class Source:
                 self._matrices.print_loads(block.pieces())
             slices = Slices(text, block, tiles, self._streams)
             slices.print_first()
-            preloads = Preloads(text, block, tiles)
-            preloads.print_first()
             with slices.each():
                 self._print_tiles()
-                print_stages(text, block, tiles, self._matrices, self._streams, preloads)
-            if block.sent:
-                text("settle(thread);")
-                if block.summed:
-                    text("sync<kThreads>();")
+                print_stages(text, block, tiles, self._matrices, self._streams)
             self._print_partial_sums()
 
     def _print_group(self) -> None:
@@ -118,9 +110,8 @@ class Source:
             groups, own = ("[kGroups]", "[group]") if several else ("", "")
             text(f"__shared__ Arrival arrivals{groups}[{count}];")
             text(f"Arrival* const arrived = arrivals{own};")
-            parts = listed(self._tiles.parts(x)[0] for x in block.fetched for _ in range(places))
             elements = 1 if block.together else "kElements"
-            text(f"prepare<kThreads, {elements}, {parts}>(thread, arrived);")
+            text(f"prepare<kThreads, {elements}, {count}>(thread, arrived);")
             if block.loops:
                 text("unsigned done = 0;" if block.twice else "unsigned phase = 0;")
         self._streams.print_rooms()

@@ -1,7 +1,5 @@
 """Barriers between stages, and what may come once they are passed."""
 
-from collections.abc import Collection, Sequence
-
 from jaxmagma.lowering.cuda.blocks import Block
 from jaxmagma.lowering.cuda.source.places import Places
 from jaxmagma.lowering.cuda.source.text import Text
@@ -21,53 +19,29 @@ class Barriers:
         self.tiles = tiles
         self.reads: set[int] = set()
         self.writes: set[int] = set()
-        # The first stage that writes what the copy engine may still be storing.
-        makers = [block.uses.maker[x] for x in block.sent] if block.loops else []
-        self.sender = min(makers, default=None)
         # Tiles whose place waits for those of the next elements.
         self.waiting = [*block.fetched, *tiles.brought] if block.ahead and not block.twice else []
 
-    def print_before(self, group: Sequence[Places]) -> None:
-        """For stages that a warp does without waiting for others in between."""
-        overlap, stages = self.block.shared.overlap, self.block.stages
-        reads: set[int] = set()
-        writes: set[int] = set()
-        for x in group:
-            reads.update(filter(x.from_shared, self.block.read(stages[x.position])))
-            writes.update(filter(x.to_shared, made_by(stages[x.position])))
-        again = self.sender in [x.position for x in group]
-        if again or overlap(reads, self.writes) or overlap(writes, self.reads | self.writes):
-            self.print(group[0].position)
+    def print_before(self, places: Places) -> None:
+        """What a stage waits for before it reads and writes shared memory."""
+        overlap, stage = self.block.shared.overlap, self.block.stages[places.position]
+        reads = set(filter(places.from_shared, self.block.read(stage)))
+        writes = set(filter(places.to_shared, made_by(stage)))
+        if overlap(reads, self.writes) or overlap(writes, self.reads | self.writes):
+            self.print(places.position)
             self.reads, self.writes = set(), set()
         self.reads |= reads
         self.writes |= writes
 
-    def print_waits(self, positions: Collection[int]) -> None:
+    def print_waits(self, position: int) -> None:
         """Waits for the operands that are first read there."""
         phase = "phase" if self.block.loops else "0"
         for tile in self.block.fetched:
-            if min(self.block.uses.readers[tile]) in positions:
+            if min(self.block.uses.readers[tile]) == position:
                 self.text(f"wait<kThreads>({self.tiles.arrival(tile)}, {phase});")
-
-    def print_within(self, position: int) -> None:
-        """After a sweep that others follow: what it has read may be replaced, if by nobody else."""
-        read = any(self.block.shared.last_reader(x) == position for x in self.waiting)
-        if read and self.block.has_one_plane(self.block.stages[position]):
-            self.print(position + 1)
-
-    def print_last(self, position: int) -> None:
-        """After all stages, if anything has been done since the last barrier but sending."""
-        sent = self.block.sent.keys()
-        if not sent or self.writes or self.waiting or self.reads - sent:
-            self.print(position)
 
     def print(self, position: int) -> None:
         """What has been read before ``position`` may be replaced by what comes next."""
-        if self.writes & self.block.sent.keys():
-            self.text("publish();")
-        if self.sender is not None and position <= self.sender:
-            self.text("settle(thread);")
-            self.sender = None
         self.text("sync<kThreads>();")
         gone = [x for x in self.waiting if self.block.shared.last_reader(x) < position]
         fetched = [x for x in gone if x not in self.tiles.brought]

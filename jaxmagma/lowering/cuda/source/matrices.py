@@ -73,10 +73,9 @@ class Matrices:
     def print_loads(self, pieces: Iterable[Pieces]) -> None:
         """Brings matrices for tensor cores to the registers of each warp."""
         for x in pieces:
-            sizes, place = [x.rows, x.columns, str(x.tails).lower()], f"table.{x.name}"
+            sizes, place = [x.rows, x.columns], f"table.{x.name}"
             if not self.block.is_constant(x.tile):
                 sizes, place = [*sizes, x.row, x.column], f"g{x.tile}_"
-                sizes += ["true"] if x.turns else []
             again = "" if self.block.holds else self.again
             self.text(
                 f"const auto {x.name} = load_matrix<{listed(sizes)}>({place}{again}, thread);",
@@ -89,8 +88,6 @@ class Matrices:
         tile, rows, columns = move.matrix.tile, move.result.length, move.operands[0].length
         if sweep.lanes > 1:
             names = listed(x.name for x in self.block.pieces_of(sweep, move))
-            if move.turns:
-                return f"turn<{move.result.length}>(quad, {names}, {fibre})"
             if not self.block.is_mirrored(sweep):
                 return f"gemm(quad, {names}, {fibre})"
             sign = self.block.halves[tile].sign

@@ -3,8 +3,7 @@
 ``r7`` is a fibre of tile 7, ``v7`` a single value.
 """
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,12 +31,7 @@ class Registers:
     """Names of fibres and values, loaded when they are first asked for."""
 
     def __init__(
-        self,
-        text: Text,
-        places: Places,
-        sweep: Sweep,
-        outer: "Registers | None" = None,
-        before: "Registers | None" = None,
+        self, text: Text, places: Places, sweep: Sweep, outer: "Registers | None" = None
     ) -> None:
         self.text = text
         self.places = places
@@ -46,12 +40,7 @@ class Registers:
         self.fibres: dict[Value, str] = dict(outer.fibres) if outer else {}
         self.values: dict[Value, str] = dict(outer.values) if outer else {}
         # Tiles of which lanes may still be reading what others of their quad will replace.
-        others = outer or before
-        self.loaded: set[int] = others.loaded if others else set()
-        self.before = before  # what the warp has of the same plane since the sweep before
-        self.awaited: dict[
-            int, str
-        ] = {}  # tiles that may not be there yet, and what waits for each
+        self.loaded: set[int] = outer.loaded if outer else set()
 
     def inner(self) -> "Registers":
         """The same in a loop, where more is defined."""
@@ -59,15 +48,15 @@ class Registers:
 
     # ---- Names -----------------------------------------------------------------------------------
 
-    def name_of(self, value: Value, kind: str) -> str:
+    def _name_of(self, value: Value, kind: str) -> str:
         return f"{kind}{value.tile}{self._suffix(value)}"
 
     def named_fibre(self, value: Value) -> str:
-        self.fibres[value] = self.name_of(value, "r")
+        self.fibres[value] = self._name_of(value, "r")
         return self.fibres[value]
 
     def named_value(self, value: Value) -> str:
-        self.values[value] = self.name_of(value, "v")
+        self.values[value] = self._name_of(value, "v")
         return self.values[value]
 
     def _suffix(self, value: Value) -> str:
@@ -104,11 +93,7 @@ class Registers:
     @property
     def _places_in_quads(self) -> str:
         """What kind of quad of ``cuda/quad.cuh`` has the values: empty for the plain one."""
-        if self.block.is_mirrored(self.sweep):
-            return "Mirrored"
-        if self.block.turns:
-            return "Turning"
-        return "Tail" if self.block.has_tail(self.sweep) else ""
+        return "Mirrored" if self.block.is_mirrored(self.sweep) else ""
 
     def type_of_fibre(self, length: int) -> str:
         type_, fibres = self.block.type, self.block.fibres(self.sweep)
@@ -121,8 +106,6 @@ class Registers:
 
     def each_fibre(self) -> AbstractContextManager[None]:
         """What is printed meanwhile is done for every fibre."""
-        if self.sweep.across:
-            return self._each_plane()
         extents = [self.sweep.extents[x] for x in self.sweep.lines]
         verb, type_, parameters = "values" if self.sweep.light else "lines", "int", []
         sizes = ["kThreads", "kElements", *extents]
@@ -138,26 +121,6 @@ class Registers:
         shape = shape_of((self.block.elements, *extents))
         return self.text.function(f"{verb}<{listed(sizes)}>(thread", parameters, shape)
 
-    @contextmanager
-    def _each_plane(self) -> Iterator[None]:
-        with self.each_plane(), self.across():
-            yield
-
-    def each_plane(self) -> AbstractContextManager[None]:
-        """What is printed meanwhile is done for every plane, each in one warp."""
-        *planes, _ = (self.sweep.extents[x] for x in self.sweep.lines)
-        sizes = listed(("kThreads", "kElements", *planes))
-        plane = f"const Plane<{1 + len(planes)}>& plane"
-        shape = shape_of((self.block.elements, *planes))
-        return self.text.function(f"planes<{sizes}>(thread", (plane,), shape)
-
-    def across(self) -> AbstractContextManager[None]:
-        """What is printed meanwhile is done once, for all lines of a plane."""
-        fibres, lines = self.block.fibres(self.sweep), self.sweep.extents[self.sweep.lines[-1]]
-        parameters = [f"const {self.type_of_owner}& quad"]
-        parameters += [f"const Pack<int, {fibres}>& {x}" for x in ("e", *self.sweep.lines)]
-        return self.text.function(f"across<{lines}>(thread, plane", parameters, shape_of((lines,)))
-
     # ---- Loads -----------------------------------------------------------------------------------
 
     def fibre(self, value: Value) -> str:
@@ -168,10 +131,10 @@ class Registers:
         name = self.named_fibre(value)
         if self.quad and self.places.from_shared(value.tile):
             self.loaded.add(value.tile)
-        self.text(f"const auto {name} = {self.loaded_fibre(value)};", shape_of((value.length,)))
+        self.text(f"const auto {name} = {self._loaded_fibre(value)};", shape_of((value.length,)))
         return name
 
-    def loaded_fibre(self, value: Value) -> str:
+    def _loaded_fibre(self, value: Value) -> str:
         """A fibre as it comes from memory."""
         reading = self.places.reading(value.tile)
         place = reading.place + self.line(value, reading.strides)

@@ -1,14 +1,8 @@
 """Sweeps: loads of fibres, products with matrices, pointwise functions, stores."""
 
-from collections.abc import Collection, Sequence
-from contextlib import ExitStack
-
 from jaxmagma.lowering.cuda.functors import FUNCTORS
-from jaxmagma.lowering.cuda.pieces import Pieces
-from jaxmagma.lowering.cuda.source.barriers import Barriers
 from jaxmagma.lowering.cuda.source.matrices import Matrices
 from jaxmagma.lowering.cuda.source.places import Places
-from jaxmagma.lowering.cuda.source.preloads import Preloads
 from jaxmagma.lowering.cuda.source.registers import POINT, Registers
 from jaxmagma.lowering.cuda.source.streams import Streams
 from jaxmagma.lowering.cuda.source.text import Text, listed, shape_of
@@ -16,83 +10,28 @@ from jaxmagma.lowering.cuda.sweeps import Move, Outer, Sweep, Value, grouped, ou
 from jaxmagma.plan import Pointwise, Product, Rearrange
 
 
-def print_planes(
-    text: Text,
-    matrices: Matrices,
-    streams: Streams,
-    sweeps: Sequence[tuple[Places, Sweep]],
-    loaded: set[Pieces],
-    barriers: Barriers,
-    preloads: Preloads,
-) -> None:
-    """Sweeps that a warp does one after the other, for one plane after the other.
-
-    Matrices that are not ``loaded`` yet come when they are needed; operands of the next elements
-    when these are in registers, if the element is one plane.
-    """
-    (places, first), *_ = sweeps
-    with ExitStack() as scopes:
-        scopes.enter_context(Registers(text, places, first).each_plane())
-        before: Registers | None = None
-        for number, (own, sweep) in enumerate(sweeps):
-            registers = Registers(text, own, sweep, before=before)
-            preloads.named(registers)
-            scopes.enter_context(registers.across())
-            if not own.block.holds:
-                missing = [x for x in own.block.pieces_in(sweep) if x not in loaded]
-                matrices.print_loads(missing)
-                loaded.update(missing)
-            turned = [
-                m.operands[0] for _, x in sweeps[number + 1 :][:1] for m in x.moves if m.turns
-            ]
-            if number and own.block.has_one_plane(sweep):
-                barriers.print_waits([own.position])
-            _print_groups(text, matrices, registers, streams, turned)
-            for value in turned:
-                registers.fibre(value)
-            barriers.print_within(own.position)
-            before = registers
-
-
 def print_sweep(
-    text: Text,
-    matrices: Matrices,
-    places: Places,
-    streams: Streams,
-    sweep: Sweep,
-    preloads: Preloads,
+    text: Text, matrices: Matrices, places: Places, streams: Streams, sweep: Sweep
 ) -> None:
-    block, registers = places.block, Registers(text, places, sweep)
-    preloads.named(registers)
+    registers = Registers(text, places, sweep)
     streams.print_begin(places.position)
     with registers.each_fibre():
-        if sweep.outers and block.parameters.early:
-            text("if (!slice.has(e)) return;")  # loads after a branch of their own stay there
         _print_groups(text, matrices, registers, streams)
 
 
-def _print_groups(
-    text: Text,
-    matrices: Matrices,
-    registers: Registers,
-    streams: Streams,
-    turned: Collection[Value] = (),
-) -> None:
-    """What is done with the fibres of a sweep; those that are ``turned`` are needed afterwards."""
+def _print_groups(text: Text, matrices: Matrices, registers: Registers, streams: Streams) -> None:
+    """What is done with the fibres of a sweep."""
     sweep, places = registers.sweep, registers.places
     groups, outers = grouped(sweep.moves), outers_after(sweep)
     streamed = places.block.streamed(places.position)
     reading = [
         n for n, x in enumerate(groups) if streamed & {y.tile for m in x for y in m.operands}
     ]
-    if places.block.parameters.early:
-        _print_loads(matrices, registers, streamed)
     for number, group in enumerate(groups):
         if number == min(reading, default=-1):
             streams.print_wait(places.position)
         if group[0].pointwise:
             later = {x for g in groups[number + 1 :] for m in g for x in m.operands}
-            later.update(turned)
             later.update(x for found in outers[number:] for y in found for x in y.operands)
             _print_points(text, registers, group, later)
         else:
@@ -107,26 +46,12 @@ def _print_groups(
         _print_outers(text, registers, sweep.outers)
 
 
-def _print_loads(matrices: Matrices, registers: Registers, streamed: Collection[int]) -> None:
-    """Loads of whole fibres, all before the first store.
-
-    The compiler does not know what is stored to be elsewhere, and would leave them behind it.
-    """
-    sweep = registers.sweep
-    wanted = [x for move in sweep.moves if not matrices.near(move) for x in move.operands]
-    wanted += [x for outer in sweep.outers for x in outer.operands]
-    for value in wanted:
-        if value in sweep.loads and value.length > 1 and value.tile not in streamed:
-            registers.fibre(value)
-
-
 def _print_outers(text: Text, registers: Registers, outers: list[Outer]) -> None:
     """Outer products of fibres, which are added to what the thread has of a sum."""
     for outer in outers:
         fibres = listed(registers.fibre(x) for x in outer.operands)
         shape = shape_of(tuple(x.length for x in outer.operands))
-        guard = "" if registers.block.parameters.early else "if (slice.has(e)) "
-        text(f"{guard}gemm(sum{outer.output}, {fibres});", shape)
+        text(f"if (slice.has(e)) gemm(sum{outer.output}, {fibres});", shape)
 
 
 def _print_fibre(
@@ -139,7 +64,7 @@ def _print_fibre(
     shape = shape_of((move.result.length,))
     near = matrices.near(move)
     source = registers.source(move.operands[0]) if near else None
-    name = "" if source else _operand(registers, move)
+    name = "" if source else registers.fibre(move.operands[0])
     target = registers.target(move.result) if near and last and not source else None
     if target:
         text(f"{target.guard}gemm_to<{target.step}>({near}, {name}, {target.arguments});", shape)
@@ -159,12 +84,6 @@ def _print_fibre(
         text("sync<32>();", "who shares a fibre has read it")
         registers.loaded.clear()
     registers.store_fibre(move.result, name)
-
-
-def _operand(registers: Registers, move: Move) -> str:
-    """The fibre that a product takes: of the sweep before, if it turns it."""
-    having = registers.before if move.turns and registers.before is not None else registers
-    return having.fibre(move.operands[0])
 
 
 def _print_points(text: Text, registers: Registers, group: list[Move], later: set[Value]) -> None:

@@ -3,12 +3,11 @@
 ``g7(e)`` is tile 7 of element e in global memory, ``s7(e)`` in shared memory.
 """
 
-import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from jaxmagma.lowering.cuda.blocks import Block
-from jaxmagma.lowering.cuda.source.text import Text, listed, shape_of
+from jaxmagma.lowering.cuda.source.text import Text, shape_of
 from jaxmagma.lowering.cuda.sweeps import Sweep
 from jaxmagma.plan import Plan
 from jaxmagma.program import Gather
@@ -90,9 +89,6 @@ class Tiles:
     def print_global(self, x: Pointer) -> None:
         self.text(f"const auto {x.name} = {self._global(x, 'slice')};")
 
-    def print_operand(self, tile: int) -> None:
-        self.print_global(self._operand(tile))
-
     def print_shared(self, tile: int) -> None:
         shape = shape_of(self.block.plan.tiles[tile].shape)
         self.text(f"const auto s{tile} = {self._shared(tile)};", shape)
@@ -116,15 +112,12 @@ class Tiles:
         begin, own = f"shared + {self.block.shared.offsets[tile]}", f" + {size} * e"
         if tile in self.block.shared.second:
             begin += f" + {self.block.shared.second[tile]} * half"
-        fetched = self.block.shared.where_fetched.get(tile)
-        if tile in self.block.sent:
-            place = f"fetched({begin}, out{self.block.sent[tile]}(0)){own}"
-        elif fetched not in self.block.fetched:
+        if tile not in self.block.fetched:
             place = begin + own
         elif self.block.together:
-            place = f"fetched({begin}, g{fetched}(0)){own}"
+            place = f"fetched({begin}, g{tile}(0)){own}"
         else:
-            place = f"fetched({begin}{own}, g{fetched}(e))"
+            place = f"fetched({begin}{own}, g{tile}(e))"
         return f"[&](int e) {{ return {place}; }}"
 
     def _operand(self, tile: int) -> Pointer:
@@ -134,32 +127,17 @@ class Tiles:
 
     def print_fetch(self, tile: int) -> None:
         """Has the copy engine bring an operand."""
-        copy, sizes, where = "fetch", ["kElements", *self.parts(tile)], f"s{tile}, g{tile}"
+        size = self.block.plan.tiles[tile].size
+        called, where = f"fetch<kThreads, kElements, {size}>", f"s{tile}, g{tile}"
         if self.block.together:
-            copy, sizes = "fetch_slice", [self.block.plan.tiles[tile].size]
-            where = f"s{tile}(0), g{tile}(0), slice"
-        called = f"{copy}<{listed(['kThreads', *sizes])}>"
+            called, where = f"fetch_slice<kThreads, {size}>", f"s{tile}(0), g{tile}(0), slice"
         where += ", batch.inside(slice)"
         self.text(f"{called}(thread, {self.arrival(tile)}, {where});")
-
-    def print_send(self, tile: int) -> None:
-        """Has it store an output."""
-        size = self.block.plan.tiles[tile].size
-        self.text(
-            f"send<kThreads, {size}>(thread, s{tile}(0), out{self.block.sent[tile]}(0), slice);"
-        )
 
     def arrival(self, tile: int) -> str:
         """Which of the arrivals is that of an operand."""
         number = self.block.fetched.index(tile)
         return f"arrived[{2 * number} + half]" if self.block.twice else f"arrived[{number}]"
-
-    def parts(self, tile: int) -> tuple[int, int, int]:
-        """In how many parts an operand comes, of how many values, and how far they are apart."""
-        shape, stride = self.block.plan.tiles[tile].shape, self.block.shared.layouts[tile].strides
-        inner = math.prod(shape[1:])
-        whole = not shape or stride[0] == inner
-        return (1, math.prod(shape), math.prod(shape)) if whole else (shape[0], inner, stride[0])
 
     def print_fetches(self, tiles: Iterable[int], first: str, half: str = "") -> None:
         """Brings operands of the elements from ``first`` on, if there are any.
@@ -171,7 +149,7 @@ class Tiles:
                 self.text(f"const unsigned half = {half};")
             self.text(f"const auto slice = jaxmagma::slice<kElements>({first}, run.end);")
             for tile in tiles:
-                self.print_operand(tile)
+                self.print_global(self._operand(tile))
                 self.print_shared(tile)
                 self.print_fetch(tile)
 
