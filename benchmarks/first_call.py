@@ -66,11 +66,10 @@ def main(names: Sequence[str]) -> None:
 
 def _first_calls(workload: Workload) -> dict[str, float]:
     rng = np.random.default_rng(0)
-    args = [
-        jax.device_put(rng.uniform(-1, 1, shape).astype(workload.dtype))
-        for shape in workload.shapes
-    ]
-    jax.block_until_ready(args)
+    args = [rng.uniform(-1, 1, shape).astype(workload.dtype) for shape in workload.shapes]
+    if workload.given:
+        args = [np.asarray(x) for x in workload.given(*args)]
+    args = jax.block_until_ready(jax.device_put(args))
     seconds: dict[str, float] = {}
     functions = workload.functions()
     for name in [x for x in ("jm", "jnp") if x in functions]:
