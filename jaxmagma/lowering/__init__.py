@@ -4,12 +4,12 @@
 functions of their arguments.
 """
 
-import importlib
 from dataclasses import replace
 
 from jaxmagma import choices, native
 from jaxmagma.choices import MODEL, Choice
 from jaxmagma.lowering import kept
+from jaxmagma.lowering.backends import BACKENDS
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.lowering.target import Target
 from jaxmagma.memo import remembered
@@ -48,15 +48,13 @@ def lower_for(
 @remembered
 def planned(program: ElementProgram, platform: str) -> Plan:
     """The plan that the platform's backend makes a kernel of, if it can."""
-    made: Plan = importlib.import_module(f"jaxmagma.lowering.{platform}").planned(program)
-    return made
+    return BACKENDS[platform].planned(program)
 
 
 @remembered
 def plans(program: ElementProgram, platform: str) -> tuple[Plan, ...]:
     """That plan, and others for where its tiles are too large; ``Kernel.plan`` says which one."""
-    backend = importlib.import_module(f"jaxmagma.lowering.{platform}")
-    return (planned(program, platform), *backend.alternatives(program))
+    return (planned(program, platform), *BACKENDS[platform].alternatives(program))
 
 
 @remembered
@@ -86,12 +84,10 @@ def _made(
     if choice.parameters is None:
         return _first_with_room(program, extents, target)
     platform = target.platform
-    backend = importlib.import_module(f"jaxmagma.lowering.{platform}")
+    backend = BACKENDS[platform]
     try:
         parameters = backend.Parameters(**dict(choice.parameters))
-        made: Kernel | Declined = backend.lower(
-            planned(program, platform), extents, parameters, target
-        )
+        made = backend.lower(planned(program, platform), extents, parameters, target)
         if isinstance(made, Declined) and made.lacks_room:
             usual = _lower(program, extents, target, MODEL)
             if isinstance(usual, Kernel) and usual.plan:
@@ -109,8 +105,8 @@ def _first_with_room(
 ) -> Kernel | Declined:
     """The kernel of the favourite plan, or of the next one, if that makes tiles too large."""
     platform = target.platform
-    backend = importlib.import_module(f"jaxmagma.lowering.{platform}")
-    made: Kernel | Declined = backend.lower(planned(program, platform), extents, target=target)
+    backend = BACKENDS[platform]
+    made = backend.lower(planned(program, platform), extents, target=target)
     if isinstance(made, Kernel) or not made.lacks_room:
         return made
     declined = [made]

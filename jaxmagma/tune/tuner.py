@@ -1,7 +1,6 @@
 """``jm.tune``: measures the ways to run a program, and keeps the best."""
 
 import datetime
-import importlib
 import math
 import statistics
 import time
@@ -19,6 +18,7 @@ from jaxmagma import choices
 from jaxmagma.choices import MODEL, Choice
 from jaxmagma.explain import applications, as_function
 from jaxmagma.fallback import plain_calls
+from jaxmagma.lowering.backends import BACKENDS
 from jaxmagma.lowering.division import divide
 from jaxmagma.plan import plan
 from jaxmagma.program import ElementProgram
@@ -260,11 +260,10 @@ def tune_program(
         raise ValueError(f"jm.tune: there is no backend for {platform}")
     machine = Device(program, extents, device)
     before = choices.choose(program, extents, platform)
-    backend = importlib.import_module(f"jaxmagma.lowering.{platform}")
     started = time.perf_counter()
     jax.block_until_ready(machine.inputs)
     incumbent = None if before.is_model else before
-    search = Search(machine, SPACES[platform], backend.Parameters, seconds, incumbent)
+    search = Search(machine, SPACES[platform], BACKENDS[platform].Parameters, seconds, incumbent)
     found = search.run()
     tuning = as_tuning(found, program, extents, machine.arch, time.perf_counter() - started)
     if not store:
