@@ -101,7 +101,7 @@ CHEAP, DEAR = 1e-3, 0.03
 ROW_VALUES = 11
 # One warp has registers for so many of sums, and a multiprocessor for so many warps then. So many
 # threads of others have one element, if there are sums.
-WARP_SUMS = 40
+WARP_SUMS = 24
 WARPS_WITH_SUMS = 8
 THREADS_WITH_SUMS = 48
 # What a multiprocessor asks for of the elements after these, at most: more is gone when it is read.
@@ -110,8 +110,8 @@ ASKED_BYTES = 96 << 10
 HELD_REGISTERS = 150
 ANOTHER_FIBRE = 20
 # Of 252 bytes of registers that the threads of a warp share, matrices beside sums have so many:
-# with 240 others would spill.
-UNIFORM_BYTES = 200
+# with 200 others would spill.
+UNIFORM_BYTES = 192
 
 
 def choose(plan: Plan, parameters: Parameters, limits: Limits) -> Block | Declined:
