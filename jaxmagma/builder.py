@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxmagma.functions import COMMUTATIVE
 from jaxmagma.labels import canonical, letters, repeated
 from jaxmagma.program import (
     Constant,
@@ -39,9 +40,6 @@ from jaxmagma.pruning import needed
 from jaxmagma.simpler import ZERO, simpler
 from jaxmagma.strides import Box, box_of, composed_view, matching_axes, places, row_major
 
-
-# Functions whose operands may change places without changing a bit of the result.
-_COMMUTATIVE = {"add", "mul", "eq", "ne", "and", "or", "xor"}
 
 # An axis along which values are taken apart has no more places than this.
 MOST_COMPONENTS = 9
@@ -212,7 +210,7 @@ class Builder:
             ]
             return self.stack(parts, output.index(label))
         own = tuple((x, extents[x]) for x in sorted(output))
-        if function in _COMMUTATIVE:
+        if function in COMMUTATIVE:
             terms.sort()
         return self._append(Map(function, tuple(terms), output, own))
 

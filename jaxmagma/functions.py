@@ -132,6 +132,8 @@ FUNCTIONS: dict[str, Function] = {
     "round_to_float16": Function(_rounding(np.float16), 1, 1),
 }
 
+# Those whose operands may change places without changing a bit of the result.
+COMMUTATIVE = frozenset({"add", "mul", "eq", "ne", "and", "or", "xor"})
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 # Of complex numbers, the backends and the rules of differentiation know these alone.
 COMPLEX_FUNCTIONS = frozenset({"add", "sub", "neg", "mul", "round_to_float32"})

@@ -9,15 +9,19 @@ At the points everything is scalar: values are taken apart along component axes 
 from, a field of several components on its way through the matrices of its axes as well: it is
 several fields.  Where there is one matrix for all axes, a dense table, a field goes through it with
 all of its components at once.  What results is straight-line code on values at a point, in which
-equal operations are one and what is zero by structure is gone (see :mod:`jaxmagma.builder`).
+equal operations are one and what is zero by structure is gone (see :mod:`jaxmagma.builder`), in the
+order that no spelling has a part in (see :mod:`jaxmagma.canonical`).
 """
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from jaxmagma.axes import Axis, JoinedAxes
 from jaxmagma.builder import MOST_COMPONENTS, Builder
+from jaxmagma.canonical import canonical_form
 from jaxmagma.memo import remembered
 from jaxmagma.program import (
     Contract,
@@ -28,7 +32,7 @@ from jaxmagma.program import (
     Place,
     Terms,
     View,
-    renumbered,
+    contraction,
 )
 from jaxmagma.pruning import without_tables
 from jaxmagma.reshapes import with_axes_split
@@ -47,7 +51,8 @@ def normal_form(program: ElementProgram) -> tuple[ElementProgram, tuple[int, ...
     """The same function of the same arrays; and which arguments are left."""
     program, kept = without_tables(program)
     rewritten, arguments = _rewritten(with_axes_split(program))
-    return rewritten, tuple(kept[n] for n in arguments)
+    written, order = canonical_form(rewritten)
+    return written, tuple(kept[arguments[n]] for n in order)
 
 
 # ---- Kinds of axes -------------------------------------------------------------------------------
@@ -64,7 +69,7 @@ class _Axes(JoinedAxes):
         for number, operation in numbered:
             self._join_axes(number, operation)
         self._apart = set(map(self.root, self._apart))  # from here on no axes are joined
-        products = [x for _, x in numbered if isinstance(x, Contract)]
+        products = [_product(program, x) for x in program.operations if isinstance(x, Contract)]
         self._apart -= {x for product in products for x in self._modes(product)}
         applied = {
             axis
@@ -170,6 +175,17 @@ class _Axes(JoinedAxes):
         return len(self._apart) > before
 
 
+def _product(program: ElementProgram, product: Contract) -> Contract:
+    """A sum of products, written as one of the factors; any other contraction as it is."""
+    value = product.operands[0] - len(program.inputs)
+    factors = program.operations[value] if value >= 0 else None
+    if len(product.terms) > 1 or not isinstance(factors, Map) or factors.function != "mul":
+        return product
+    names = dict(zip(factors.output, product.terms[0][1], strict=True))
+    terms = [(x, "".join(names[label] for label in labels)) for x, labels in factors.terms]
+    return contraction(terms, product.output, product.extents)
+
+
 def _batched(program: ElementProgram, product: Contract) -> Terms:
     """The operands of a product that differ from element to element."""
     return [(value, labels) for value, labels in product.terms if program.batch[value]]
@@ -192,11 +208,16 @@ def _rewritten(program: ElementProgram) -> tuple[ElementProgram, tuple[int, ...]
     whole: dict[int, int] = {}  # inputs, what is gathered, and what came through dense tables
     numbers: dict[int, int] = {}
     arguments: dict[int, int] = {}
+    tables = _tables(program, axes)
     for number, operand in enumerate(program.inputs):
         known = operand.constant
-        whole[number] = builder.input(operand) if known is None else builder.constant(known.array)
         if known is None:
+            whole[number] = builder.input(operand)
             arguments[whole[number]] = len(arguments)
+        elif number in tables:
+            whole[number] = _table(builder, known.array)
+        else:
+            whole[number] = builder.constant(known.array)
         numbers[number] = _components(builder, whole[number], axes.components(number))
     for number, operation in enumerate(program.operations, start=len(program.inputs)):
         if isinstance(operation, Gather):
@@ -211,7 +232,10 @@ def _rewritten(program: ElementProgram) -> tuple[ElementProgram, tuple[int, ...]
             numbers[number] = _components(builder, whole[number], axes.components(number))
         else:
             numbers[number] = _copied(builder, operation, numbers)
-    results = [whole.get(out.value, numbers[out.value]) for out in program.outputs]
+    results = [
+        whole[x.value] if x.value in whole else builder.joined(numbers[x.value])
+        for x in program.outputs
+    ]
     outputs = [replace(x, value=n) for x, n in zip(program.outputs, results, strict=True)]
     built = builder.build(outputs)
     if built.program.batch_rank != program.batch_rank or any(
@@ -221,33 +245,7 @@ def _rewritten(program: ElementProgram) -> tuple[ElementProgram, tuple[int, ...]
         # Some value does not depend on all elements any more, and results count them.
         return program, tuple(range(len(arguments)))
     kept = tuple(arguments[n] for n in built.inputs if n in arguments)
-    return _read_as_needed(built.program), kept
-
-
-def _read_as_needed(program: ElementProgram) -> ElementProgram:
-    """The same with each part of a value taken where it is first used."""
-    first = len(program.inputs)
-    order: dict[int, None] = {}
-
-    def add(number: int) -> None:
-        operation = program.operations[number - first]
-        for x in operation.operands:
-            if x >= first and x not in order:
-                add(x)
-        order[number] = None
-
-    for number, operation in enumerate(program.operations, start=first):
-        if not isinstance(operation, View):
-            add(number)
-    for out in program.outputs:
-        if out.value >= first and out.value not in order:
-            add(out.value)
-    numbers = {old: new for new, old in enumerate([*range(first), *order])}
-    return replace(
-        program,
-        operations=tuple(renumbered(program.operations[n - first], numbers) for n in order),
-        outputs=tuple(replace(x, value=numbers[x.value]) for x in program.outputs),
-    )
+    return built.program, kept
 
 
 def _stays_whole(
@@ -268,6 +266,25 @@ def _stays_whole(
     summed = any(label not in operation.output for label in modes)
     tabled = any(axes.components(x) for x, _ in operation.terms if x != value)
     return summed and (len(modes) == 1 or tabled)
+
+
+def _tables(program: ElementProgram, axes: _Axes) -> set[int]:
+    """Constant matrices that nothing but contractions reads, and that are not taken apart."""
+    others = {x for y in program.operations if not isinstance(y, Contract) for x in y.operands}
+    others.update(out.value for out in program.outputs)
+    return {
+        number
+        for number, operand in enumerate(program.inputs)
+        if operand.constant is not None and len(operand.tile) == 2
+        if number not in others and not axes.components(number)
+    }
+
+
+def _table(builder: Builder, array: np.ndarray) -> int:
+    """The matrix with its longer axis first: so a transposed one is no other."""
+    if array.shape[0] >= array.shape[1]:
+        return builder.constant(array)
+    return builder.transpose(builder.constant(array.T), (1, 0))
 
 
 def _components(builder: Builder, value: int, axes: Sequence[int]) -> int:

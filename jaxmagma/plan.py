@@ -37,6 +37,7 @@ from typing import Literal
 import numpy as np
 import opt_einsum
 
+from jaxmagma.fibres import turned
 from jaxmagma.functions import FUNCTIONS
 from jaxmagma.labels import canonical, letters
 from jaxmagma.memo import remembered
@@ -270,7 +271,7 @@ def _planned(program: ElementProgram, middle: Middle, narrow: bool) -> list[Plan
     """The plans of which the best is taken."""
     merged = _merged(program)
     several = sum(isinstance(x, Contract) for x in merged) > 1
-    ways = dict.fromkeys((merged, program.operations))
+    ways = dict.fromkeys(turned(program, x) for x in (merged, program.operations))
     return [
         _Planner(program, x, reuse, middle, narrow).plan()
         for reuse in (False, True)[: 1 + several]
@@ -280,7 +281,8 @@ def _planned(program: ElementProgram, middle: Middle, narrow: bool) -> list[Plan
 
 def one_by_one(program: ElementProgram) -> Plan:
     """The plan in which every contraction has the order that is best for it alone."""
-    return _Planner(program, program.operations, reuse=False, middle="second").plan()
+    operations = turned(program, program.operations)
+    return _Planner(program, operations, reuse=False, middle="second").plan()
 
 
 @functools.lru_cache(maxsize=1024)

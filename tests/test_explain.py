@@ -49,7 +49,7 @@ def test_fields() -> None:
     assert isinstance(found, jm.Explanation)
     assert found.platform == jax.default_backend().replace("gpu", "cuda")
     assert found.elements == ELEMENTS
-    assert found.tiles == ((4, 3), (3, 3), (4, 3), (4, 4))
+    assert found.tiles == ((3, 3), (4, 3), (4, 3), (4, 4))
     assert found.flops == ELEMENTS * 2 * (4 * 3 * 3 + 4 * 3 * 4)
     assert found.least_bytes == 8 * ELEMENTS * (3 * 3 + 4 * 4)
     assert found.roofline_seconds == max(found.least_bytes / 1.0, found.flops / 2.0)
@@ -74,8 +74,8 @@ def test_runs_at_the_points_are_counted() -> None:
 
 def test_order_is_that_of_the_plan() -> None:
     assert explain(INTERPOLATE, TABLE, TABLE, U).order == (
-        "t2[4, 3] = contract over 3: constant 0[4, 3], operand 1[3, 3]",
-        "t3[4, 4] = contract over 3: constant 0[4, 3], t2[4, 3]",
+        "t2[4, 3] = contract over 3: constant 1[4, 3], operand 0[3, 3]",
+        "t3[4, 4] = contract over 3: constant 1[4, 3], t2[4, 3]",
         "store t3[4, 4]",
     )
     traced = jax.ShapeDtypeStruct((4, 3), np.float64)
