@@ -1,10 +1,10 @@
 """Time the programs of a case with several choices of parameters of their kernels.
 
-A choice is written as ``quads=True,fetch=0``; an empty one leaves all to the model, and ``known``
-is what calls use now, ``known,fetch=0`` that with another value of ``fetch``. The parameters are
-those of ``Parameters`` in the backend's lowering. With ``--table`` the fastest goes into a table,
-of those whose registers do not spill and that are faster than what is known by more than
-``--margin``.
+A choice is written as ``owner="quads",fetch=0``; an empty one leaves all to the model, and
+``known`` is what calls use now, ``known,fetch=0`` that with another value of ``fetch``. The
+parameters are those of ``Parameters`` in the backend's lowering. With ``--table`` the fastest goes
+into a table, of those whose registers do not spill and that are faster than what is known by more
+than ``--margin``.
 """
 
 import argparse

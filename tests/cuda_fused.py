@@ -76,12 +76,15 @@ def diffusion(
     tables: Callable[[int, Any], tuple[Any, Any]] = bases,
     planes: bool = False,
 ) -> ElementProgram:
-    """``grad^T (D grad u)``, with 6 or 9 components of D at every point, or in 6 ``planes``."""
+    """``grad^T (D grad u)``, with 6 or 9 components of D at every point, or in ``planes``."""
     b, g = tables(p, dtype)
+    components = (6,) if symmetric else (3, 3)
 
     def element(u: Any, d: Any) -> Any:
         du = _gradient(b, g, u)
-        d = jnp.moveaxis(d, 0, -1) if planes else d
+        if planes:
+            rank = len(components)
+            d = jnp.moveaxis(d, range(rank), range(-rank, 0))
         rows = [
             [d[..., SYMMETRIC[i][j]] if symmetric else d[..., i, j] for j in range(3)]
             for i in range(3)
@@ -90,7 +93,7 @@ def diffusion(
         return _divergence(b, g, flux)
 
     q = p + 2
-    shape = (6, q, q, q) if planes else (q, q, q, *((6,) if symmetric else (3, 3)))
+    shape = (*components, q, q, q) if planes else (q, q, q, *components)
     return program_of(element, (p + 1,) * 3, shape, dtype=dtype)
 
 

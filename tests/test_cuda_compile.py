@@ -112,8 +112,14 @@ def native() -> Any:
     return module
 
 
-def lowered(program: ElementProgram, extents: tuple[int, ...] = (1000,), **options: Any) -> Kernel:
-    found = lower(planned(program), extents, Parameters(**options), Target("cuda", "sm_90"))
+def lowered(
+    program: ElementProgram,
+    extents: tuple[int, ...] = (1000,),
+    even_odd: bool | None = None,
+    **options: Any,
+) -> Kernel:
+    target = Target("cuda", "sm_90", even_odd)
+    found = lower(planned(program), extents, Parameters(**options), target)
     assert isinstance(found, Kernel), found
     return found
 
@@ -134,7 +140,7 @@ def check_registers(kernel: Kernel) -> None:
 def test_compiles_without_spills(name: str) -> None:
     program = UNSPILLED[name]
     extents = (100,) * program.batch_rank
-    check_registers(lowered(program, extents, accumulate="gradient" in name))
+    check_registers(lowered(program, extents))
 
 
 @pytest.mark.nvrtc
@@ -275,16 +281,16 @@ def test_groups_of_threads_are_warps() -> None:
         Parameters(threads=64, groups=2)
 
 
-@pytest.mark.parametrize("name", ["threads", "elements", "fetch"])
+@pytest.mark.parametrize("name", ["threads", "elements", "fetch", "ahead"])
 def test_parameters_that_make_no_sense(name: str) -> None:
     options: dict[str, Any] = {name: -1}
     with pytest.raises(ValueError, match=f"{name}=-1"):
         Parameters(**options)
 
 
-def test_an_axis_that_is_none() -> None:
-    options: dict[str, Any] = {"middle": "first"}
-    with pytest.raises(ValueError, match="middle='first' is none of second, slowest, fastest"):
+def test_an_owner_that_is_none() -> None:
+    options: dict[str, Any] = {"owner": "warps"}
+    with pytest.raises(ValueError, match="owner='warps' is none of threads, quads, panels"):
         Parameters(**options)
 
 
@@ -293,10 +299,11 @@ def test_an_axis_that_is_none() -> None:
 
 def emulate(
     program: ElementProgram, extents: tuple[int, ...], emulated: Path, **options: Any
-) -> None:
+) -> Kernel:
     kernel = lowered(program, extents, **options)
     arrays = arguments(program, extents)
     assert_close(program, arrays, cuda_emulator.run(kernel, program, arrays, emulated))
+    return kernel
 
 
 # Odd and even numbers of rows and of columns, in two directions each.
@@ -308,16 +315,16 @@ SPLIT = {
 }
 
 
-@pytest.mark.parametrize("quads", [False, True])
+@pytest.mark.parametrize("owner", ["threads", "quads"])
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("name", SPLIT)
-def test_numbers_of_split_products(name: str, sign: int, quads: bool, emulated: Path) -> None:
+def test_numbers_of_split_products(name: str, sign: int, owner: str, emulated: Path) -> None:
     """Of even and odd halves; and of the derivative, whose matrices are transposed."""
     program = contraction("xa,yb,eab->exy", SPLIT[name], sign=sign)
     transposed = transpose(program, [True], [True])
     assert transposed is not None
     for each in (program, transposed.program):
-        emulate(each, (3,), emulated, quads=quads, even_odd=True)
+        emulate(each, (3,), emulated, owner=owner, even_odd=True)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -331,9 +338,9 @@ def test_numbers_of_split_products_of_other_dtypes(dtype: str, sign: int, emulat
     "options",
     [
         {"slices": 3},
-        {"quads": True, "hold": False},
-        {"quads": True, "fibres": 1},
-        {"quads": True, "fibres": 3, "elements": 2, "threads": 64},
+        {"owner": "quads"},
+        {"owner": "quads", "fibres": 1},
+        {"owner": "quads", "fibres": 3, "elements": 2, "threads": 64},
     ],
     ids=str,
 )
@@ -342,31 +349,38 @@ def test_numbers_of_symmetric_matrices(options: dict[str, Any], emulated: Path) 
     emulate(chain(17, sign=-1), (5,), emulated, even_odd=True, **options)
 
 
-@pytest.mark.parametrize(("p", "quads"), [(4, False), (7, True)])
-def test_numbers_of_split_fused_products(p: int, quads: bool, emulated: Path, x64: None) -> None:
+def test_numbers_of_halves_that_are_loaded_anew(emulated: Path) -> None:
+    """Beside six fibres no registers are left for all of them."""
+    kernel = emulate(chain(25, sign=-1), (3,), emulated, even_odd=True, owner="quads", fibres=6)
+    before, after = kernel.source.split("load_matrix<", 1)
+    assert "split_gemm" in after and "const auto slice" in before
+
+
+@pytest.mark.parametrize(("p", "owner"), [(4, "threads"), (7, "quads")])
+def test_numbers_of_split_fused_products(p: int, owner: str, emulated: Path, x64: None) -> None:
     """Values and derivatives of one fibre share its even and odd parts."""
     program = cuda_fused.diffusion(p, tables=cuda_fused.lagrange_tables)
-    kernel = lowered(program, quads=quads, even_odd=True)
+    kernel = lowered(program, owner=owner, even_odd=True)
     arrays = arguments(program, (3,))
     got = cuda_emulator.run(kernel, program, arrays, emulated)
     cuda_fused.assert_same(program, arrays, got)
 
 
-@pytest.mark.parametrize("quads", [False, True])
+@pytest.mark.parametrize("owner", ["threads", "quads"])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_numbers_of_split_gathered_products(
-    sign: int, quads: bool, emulated: Path, x64: None
+    sign: int, owner: str, emulated: Path, x64: None
 ) -> None:
     program = cuda_fused.gathered_symmetric(sign, 50)
-    kernel = lowered(program, (5,), quads=quads, even_odd=True)
+    kernel = lowered(program, (5,), owner=owner, even_odd=True)
     arrays = cuda_fused.indexed(program, 5)
     got = cuda_emulator.run(kernel, program, arrays, emulated)
     cuda_fused.assert_same(program, arrays, got)
 
 
-@pytest.mark.parametrize("quads", [False, True])
+@pytest.mark.parametrize("owner", ["threads", "quads"])
 @pytest.mark.parametrize("name", ["values", "slopes", "Bernstein"])
-def test_rounding_of_split_products(name: str, quads: bool, emulated: Path) -> None:
+def test_rounding_of_split_products(name: str, owner: str, emulated: Path) -> None:
     """Within the bound of ``parity``, whatever the sizes of the values of a fibre."""
     n, q = 14, 15
     points = basis.gauss_legendre(q)[0]
@@ -377,7 +391,7 @@ def test_rounding_of_split_products(name: str, quads: bool, emulated: Path) -> N
     u = builder.input(Input((0,), (n,), table.dtype))
     result = builder.contract([(matrix, "xa"), (u, "a")], "x", {"x": q, "a": n})
     program = builder.build([Output(result, (0,))]).program
-    kernel = lowered(program, quads=quads, even_odd=True)
+    kernel = lowered(program, owner=owner, even_odd=True)
     rng = np.random.default_rng(5)
     x = rng.normal(size=(200, n)) * 10.0 ** rng.integers(-8, 9, (200, n))
     (got,) = cuda_emulator.run(kernel, program, [x], emulated)
@@ -390,14 +404,14 @@ def test_rounding_of_split_products(name: str, quads: bool, emulated: Path) -> N
     assert (np.abs(got - want) <= bound).all()
 
 
-@pytest.mark.parametrize("quads", [False, True])
+@pytest.mark.parametrize("owner", ["threads", "quads"])
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("name", ["odd from odd", "even from even"])
-def test_what_is_not_finite_stays_so(name: str, sign: int, quads: bool, emulated: Path) -> None:
+def test_what_is_not_finite_stays_so(name: str, sign: int, owner: str, emulated: Path) -> None:
     """At every place of a fibre, and in all of the result; not in other elements."""
     sizes = SPLIT[name]
     program = contraction("xa,ea->ex", sizes, sign=sign)
-    kernel = lowered(program, quads=quads, even_odd=True)
+    kernel = lowered(program, owner=owner, even_odd=True)
     n = sizes["a"]
     for value in (np.inf, -np.inf, np.nan):
         (u,) = arguments(program, (2 * n + 1,))
@@ -416,10 +430,10 @@ def test_what_is_split() -> None:
     assert "split_gemm" in split
     assert lowered(mass(6, sign=1), even_odd=True).source == split
     # Few operations for each value; and tensor cores, with halves that are no pieces of 8.
-    for program, quads in ((chain(6, sign=1), None), (mass(11, sign=1), True)):
-        whole = lowered(program, quads=quads, even_odd=False).source
-        assert lowered(program, quads=quads).source == whole
-        assert lowered(program, quads=quads, even_odd=True).source != whole
+    for program, owner in ((chain(6, sign=1), None), (mass(11, sign=1), "quads")):
+        whole = lowered(program, owner=owner, even_odd=False).source
+        assert lowered(program, owner=owner).source == whole
+        assert lowered(program, owner=owner, even_odd=True).source != whole
     assert lowered(mass(6, sign=-1), even_odd=True).source not in (plain, split)
     assert lowered(mass(6), even_odd=True).source == plain
     assert lowered(mass(6, sign=1, constant=False), even_odd=True).source == plain
@@ -465,22 +479,19 @@ def test_numbers_of_several_outputs(emulated: Path) -> None:
         {"threads": 32, "groups": 4},
         {"threads": 32, "groups": 2, "elements": 3, "slices": 2},
         {"slices": 3},
-        {"quads": True, "fetch": 0},
-        {"quads": True, "fetch": 1, "elements": 3, "threads": 64, "slices": 2},
-        {"padding": 0, "prefetch": False, "min_blocks": 2},
-        {"hold": True, "threads": 64},
+        {"owner": "quads", "fetch": 0},
+        {"owner": "quads", "fetch": 1, "elements": 3, "threads": 64, "slices": 2},
+        {"min_blocks": 2},
         {"elements": 3, "threads": 32},
-        {"in_place": True},
-        {"in_place": False},
-        {"quads": True},
-        {"quads": True, "hold": False, "in_place": False, "threads": 96},
-        {"quads": True, "threads": 32, "groups": 2, "slices": 2, "padding": 0},
-        {"quads": True, "fibres": 1},
-        {"quads": True, "fibres": 3, "elements": 2, "threads": 64},
-        {"quads": True, "ahead": True, "fetch": 2},
-        {"quads": True, "ahead": True, "fetch": 1, "threads": 32, "groups": 2, "elements": 3},
-        {"quads": True, "fetch": 2},
-        {"quads": True, "fetch": 2, "elements": 3, "threads": 64, "slices": 2},
+        {"owner": "quads"},
+        {"owner": "quads", "threads": 96},
+        {"owner": "quads", "threads": 32, "groups": 2, "slices": 2},
+        {"owner": "quads", "fibres": 1},
+        {"owner": "quads", "fibres": 3, "elements": 2, "threads": 64},
+        {"owner": "quads", "ahead": 1, "fetch": 2},
+        {"owner": "quads", "ahead": 1, "fetch": 1, "threads": 32, "groups": 2, "elements": 3},
+        {"owner": "quads", "fetch": 2},
+        {"owner": "quads", "fetch": 2, "elements": 3, "threads": 64, "slices": 2},
     ],
     ids=str,
 )
@@ -490,12 +501,36 @@ def test_numbers_do_not_depend_on_parameters(options: dict[str, Any], emulated: 
         emulate(chain(4), extents, emulated, **options)
 
 
+# Many elements of one warp, which leave no room for tiles beside those that they are made from.
+CROWDED: dict[str, Any] = {"owner": "threads", "threads": 32, "elements": 48}
+
+
+def test_numbers_of_tiles_in_place(emulated: Path) -> None:
+    """Several of them, and of packs of fibres; a multiprocessor would have few warps otherwise."""
+    for program in (mass(2), chain(4)):
+        few, many = (
+            lowered(program, **{**CROWDED, "elements": n}).attributes["shared_bytes"]
+            for n in (8, 48)
+        )
+        assert many < 4 * few
+        for options in ({}, {"fibres": 4}):
+            emulate(program, (61,), emulated, **CROWDED, **options)
+
+
+def test_numbers_of_tiles_without_padding(emulated: Path) -> None:
+    """So many elements have no other room."""
+    program, options = mass(2), {**CROWDED, "elements": 230}
+    tile = 4 * 4 * 3
+    assert lowered(program, **options).attributes["shared_bytes"] == 230 * tile * 8
+    emulate(program, (241,), emulated, **options)
+
+
 @pytest.mark.parametrize("program", [chain(9), gradient(chain(5))], ids=str)
 def test_operands_come_ahead(program: ElementProgram, emulated: Path) -> None:
     """Of slices that are whole, ragged or none, fetched for one element or for several."""
     for options in ({"elements": 1}, {"elements": 3, "threads": 64}):
         for elements in (0, 1, 23):
-            emulate(program, (elements,), emulated, quads=True, ahead=True, fetch=2, **options)
+            emulate(program, (elements,), emulated, owner="quads", ahead=1, fetch=2, **options)
 
 
 # Rows, columns and terms of a product that is summed over elements: none, some or all are whole
@@ -515,31 +550,40 @@ def test_numbers_of_products_summed_over_elements(
     spec: str, rows: int, columns: int, terms: int, emulated: Path
 ) -> None:
     program = contraction(spec, {"m": rows, "n": columns, "k": terms})
-    pieces: dict[str, Any] = {"accumulate": True, "whole_sums": False}
+    assert "ProductSum<" in lowered(program, owner="quads").source
     for elements in (0, 1, 23):
-        emulate(program, (elements,), emulated, **pieces)
+        emulate(program, (elements,), emulated, owner="quads")
     for options in ({"threads": 64, "elements": 3}, {"threads": 96, "elements": 5}):
-        emulate(program, (23,), emulated, **pieces, **options)
+        emulate(program, (23,), emulated, owner="quads", **options)
+
+
+def test_numbers_of_sums_that_registers_have_no_room_for(emulated: Path) -> None:
+    program = contraction("emk,ekn->mn", {"m": 40, "n": 33, "k": 3})
+    assert "products summed" not in lowered(program).description
+    for elements in (1, 13):
+        emulate(program, (elements,), emulated)
 
 
 @pytest.mark.parametrize(
     ("rows", "columns", "terms", "dtype"),
     [
         (1, 1, 1, "float64"),
-        (7, 9, 5, "float64"),
+        (5, 8, 5, "float64"),
         (8, 3, 4, "float32"),
         (7, 3, 5, "complex64"),
-        (5, 6, 33, "complex128"),
+        (4, 5, 33, "complex128"),
     ],
 )
 def test_numbers_of_whole_sums_of_products(
     rows: int, columns: int, terms: int, dtype: str, emulated: Path
 ) -> None:
     program = contraction("emk,ekn->mn", {"m": rows, "n": columns, "k": terms}, dtype=dtype)
+    assert "ProductSum<" not in lowered(program).source
+    assert "products summed" in lowered(program).description
     for elements in (0, 1, 23):
-        emulate(program, (elements,), emulated, whole_sums=True)
+        emulate(program, (elements,), emulated)
     for options in ({"threads": 32, "elements": 3}, {"threads": 96, "elements": 5}):
-        emulate(program, (23,), emulated, whole_sums=True, **options)
+        emulate(program, (23,), emulated, **options)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64", "complex128"])
@@ -547,27 +591,23 @@ def test_numbers_of_products_of_other_dtypes_summed_over_elements(
     dtype: str, emulated: Path
 ) -> None:
     program = contraction(
-        "emkl,elkn->mn", dict(zip("mnkl", (9, 7, 3, 2), strict=True), e=1), dtype=dtype
+        "emkl,elkn->mn", dict(zip("mnkl", (9, 17, 3, 2), strict=True), e=1), dtype=dtype
     )
-    pieces: dict[str, Any] = {"accumulate": True, "whole_sums": False}
-    emulate(program, (13,), emulated, **pieces)
+    assert "ProductSum<" in emulate(program, (13,), emulated).source
 
 
-@pytest.mark.parametrize("quads", [False, True])
+@pytest.mark.parametrize("owner", ["threads", "quads"])
 @pytest.mark.parametrize("program", [chain(2), chain(9), mass(2)], ids=str)
-def test_numbers_of_gradients(program: ElementProgram, quads: bool, emulated: Path) -> None:
+def test_numbers_of_gradients(program: ElementProgram, owner: str, emulated: Path) -> None:
     for elements in (1, 13):
-        emulate(gradient(program), (elements,), emulated, quads=quads, accumulate=False)
-        for whole in (False, True):
-            options: dict[str, Any] = {"quads": quads, "accumulate": True, "whole_sums": whole}
-            emulate(gradient(program), (elements,), emulated, **options)
+        emulate(gradient(program), (elements,), emulated, owner=owner)
 
 
 @pytest.mark.parametrize("n", [25, 26])
 def test_wide_sums_are_shared_by_warps(n: int, emulated: Path) -> None:
     """Columns of a sum that one warp has no registers for are divided."""
     program = gradient(chain(n, constant=False))
-    emulate(program, (3,), emulated, accumulate=True)
+    assert f"ProductSum<double, {n}, {n}, 2>" in emulate(program, (3,), emulated).source
 
 
 @pytest.mark.parametrize("sizes", [{"m": 3, "n": 2, "k": 5}, {"m": 9, "n": 17, "k": 5}], ids=str)
@@ -579,8 +619,8 @@ def test_only_terms_that_are_there_are_summed(sizes: dict[str, int], emulated: P
         left[element, 1, 2] = np.inf
         right[element, 3, 1] = np.nan
         want = np.einsum("emk,ekn->mn", left, right)
-        for whole in (False, True):
-            kernel = lowered(program, (7,), elements=4, accumulate=True, whole_sums=whole)
+        for owner in ("threads", "quads"):
+            kernel = lowered(program, (7,), elements=4, owner=owner)
             (got,) = cuda_emulator.run(kernel, program, [left, right], emulated)
             np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
             np.testing.assert_array_equal(np.isinf(got), np.isinf(want))
@@ -597,10 +637,9 @@ def test_numbers_of_sums_of_different_kinds(emulated: Path) -> None:
     both = builder.pointwise("add", [(one, "mn"), (other, "nm")], "mn", {"m": 5, "n": 5})
     outputs = [Output(both, ()), Output(u, ()), Output(third, ()), Output(third, (0,))]
     program = builder.build(outputs).program
-    for whole in (False, True):
-        options: dict[str, Any] = {"accumulate": True, "whole_sums": whole}
+    for owner in ("threads", "quads"):
         for elements in (1, 31):
-            emulate(program, (elements,), emulated, **options)
+            emulate(program, (elements,), emulated, owner=owner)
 
 
 def inverse(x: Any) -> Any:
@@ -629,39 +668,44 @@ def x64() -> Any:
         yield
 
 
-@pytest.mark.parametrize(("quads", "in_place"), [(False, True), (True, False)])
+@pytest.mark.parametrize(
+    "options",
+    [{**CROWDED, "elements": 24}, {"owner": "threads"}, {"owner": "quads"}],
+    ids=["in place", "threads", "quads"],
+)
 @pytest.mark.parametrize("name", FUSED)
 def test_numbers_of_fused_functions(
-    name: str, quads: bool, in_place: bool, emulated: Path, x64: None
+    name: str, options: dict[str, Any], emulated: Path, x64: None
 ) -> None:
     program = FUSED[name]()
     arrays = arguments(program, (11,))
-    kernel = lowered(program, (11,), quads=quads, in_place=in_place)
+    kernel = lowered(program, (11,), **options)
     got = cuda_emulator.run(kernel, program, arrays, emulated)
     cuda_fused.assert_same(program, arrays, got)
 
 
-@pytest.mark.parametrize("quads", [False, True])
+@pytest.mark.parametrize(
+    "options", [{**CROWDED, "elements": 8}, {"owner": "quads"}], ids=["threads", "quads"]
+)
 def test_numbers_of_the_gradient_of_a_collocated_operator(
-    quads: bool, emulated: Path, x64: None
+    options: dict[str, Any], emulated: Path, x64: None
 ) -> None:
     """Sums over elements read tiles that others take the place of."""
     program = gradient(cuda_fused.collocated_diffusion(2, constant=False))
     arrays = arguments(program, (7,))
-    for whole in (False, True):
-        kernel = lowered(program, (7,), in_place=True, quads=quads, whole_sums=whole)
-        got = cuda_emulator.run(kernel, program, arrays, emulated)
-        cuda_fused.assert_same(program, arrays, got)
+    kernel = lowered(program, (7,), **options)
+    got = cuda_emulator.run(kernel, program, arrays, emulated)
+    cuda_fused.assert_same(program, arrays, got)
 
 
-@pytest.mark.parametrize("quads", [False, True])
+@pytest.mark.parametrize("owner", ["threads", "quads"])
 @pytest.mark.parametrize("components", [1, 3])
 def test_numbers_of_gathered_vectors(
-    components: int, quads: bool, emulated: Path, x64: None
+    components: int, owner: str, emulated: Path, x64: None
 ) -> None:
     program = cuda_fused.gathering(components, 50)
     arrays = cuda_fused.indexed(program, 13)
-    kernel = lowered(program, (13,), quads=quads)
+    kernel = lowered(program, (13,), owner=owner)
     got = cuda_emulator.run(kernel, program, arrays, emulated)
     cuda_fused.assert_same(program, arrays, got)
 
@@ -672,7 +716,7 @@ def test_numbers_of_gathered_vectors(
     [
         (3, {"threads": 32, "elements": 2}),
         (3, {"threads": 32, "groups": 2, "elements": 1}),
-        (1, {"quads": True, "elements": 3}),
+        (1, {"owner": "quads", "elements": 3}),
     ],
     ids=str,
 )
@@ -682,12 +726,12 @@ def test_gathered_vectors_come_ahead(
     """Two blocks share the slices: what is there of one is replaced by what is after the next."""
     program = cuda_fused.gathering(components, 50)
     arrays = cuda_fused.indexed(program, elements)
-    kernel = lowered(program, (elements,), ahead=True, **options)
+    kernel = lowered(program, (elements,), ahead=1, **options)
     got = cuda_emulator.run(kernel, program, arrays, emulated)
     cuda_fused.assert_same(program, arrays, got)
 
 
-@pytest.mark.parametrize("options", [{}, {"quads": True}, {"ahead": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"owner": "quads"}, {"ahead": 1}], ids=str)
 def test_gathers_stay_in_their_vectors(options: dict[str, Any], emulated: Path, x64: None) -> None:
     """An index that is none of the vector's finds zeros, as a negative one does."""
     program = cuda_fused.gathering(3, 10)
@@ -706,7 +750,7 @@ def test_gathers_stay_in_their_vectors(options: dict[str, Any], emulated: Path, 
 @pytest.mark.parametrize("elements", [1, 7])
 def test_what_meets_gathered_values_comes_ahead(elements: int, emulated: Path, x64: None) -> None:
     program = cuda_fused.gathered_mass(200)
-    kernel = lowered(program, (elements,), quads=True, threads=64, fetch=1)
+    kernel = lowered(program, (elements,), owner="quads", threads=64, fetch=1)
     rng = np.random.default_rng(elements)
     places = rng.integers(-1, 200, (elements, 9, 9)).astype(np.int32)
     weights = rng.uniform(-1, 1, (elements, 17, 17))
@@ -732,7 +776,7 @@ def test_numbers_of_assembly(
 def test_numbers_of_tensor_cores(size: int, constant: bool, emulated: Path) -> None:
     """Odd sizes have pieces of matrices that are not full."""
     program = chain(size, constant=constant)
-    emulate(program, (5,), emulated, quads=True)
+    emulate(program, (5,), emulated, owner="quads")
 
 
 def test_infinity_stays_in_its_line(emulated: Path) -> None:
@@ -740,7 +784,7 @@ def test_infinity_stays_in_its_line(emulated: Path) -> None:
     program = interpolation(4)
     (u,) = arguments(program, (3,))
     u[1, 2, 3, 4] = np.inf
-    kernel = lowered(program, (3,), quads=True)
+    kernel = lowered(program, (3,), owner="quads")
     (got,) = cuda_emulator.run(kernel, program, [u], emulated)
     assert np.isfinite(got[[0, 2]]).all()
     (b,) = [x.constant.array for x in program.inputs if x.constant is not None]

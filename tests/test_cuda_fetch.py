@@ -13,7 +13,7 @@ from tests.test_cuda_compile import emulate, lowered
 from tests.test_cuda_quads import emulate_fused
 
 
-AHEAD: dict[str, Any] = {"ahead": True, "twice": True}
+AHEAD: dict[str, Any] = {"ahead": 2}
 
 
 @pytest.fixture(autouse=True)
@@ -29,23 +29,22 @@ def x64() -> Any:
 def test_numbers_of_operands_with_two_places(fetch: int, emulated: Path) -> None:
     """Of even and odd numbers of elements, for each group of threads."""
     program = gradient(chain(9, constant=False))
-    options: dict[str, Any] = {"quads": True, "ahead": True, "twice": True, "fetch": fetch}
+    options: dict[str, Any] = {"owner": "quads", "ahead": 2, "fetch": fetch}
     for elements in (0, 1, 2, 3, 7, 8):
-        emulate(program, (elements,), emulated, accumulate=True, **options)
+        emulate(program, (elements,), emulated, **options)
         emulate(mass(6), (elements,), emulated, **options)
 
 
 def test_two_places_of_an_operand() -> None:
     """They are no other tile's, and next to each other."""
     options: dict[str, Any] = {
-        "quads": True,
-        "ahead": True,
+        "owner": "quads",
         "elements": 1,
         "threads": 64,
         "fetch": 2,
     }
     program = gradient(chain(12, constant=False))
-    once, twice = (lowered(program, **options, twice=x) for x in (False, True))
+    once, twice = (lowered(program, **options, ahead=x) for x in (1, 2))
     assert "operands ahead, twice" in twice.description and "twice" not in once.description
     offsets = re.findall(r"s\d+ = .*shared \+ (\d+) \+ (\d+) \* half \+ (\d+) \* e", twice.source)
     assert len(set(offsets)) == 2
@@ -60,35 +59,26 @@ def test_two_places_of_an_operand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fetch", "options"), [(1, {}), (4, {}), (4, {"ahead": True}), (1, AHEAD), (4, AHEAD)], ids=str
+    ("fetch", "options"), [(1, {}), (4, {}), (4, {"ahead": 1}), (1, AHEAD), (4, AHEAD)], ids=str
 )
 def test_numbers_of_threads(fetch: int, options: dict[str, Any], emulated: Path) -> None:
     """The last slice has fewer elements than the others."""
-    given = {"quads": False, "fetch": fetch, "elements": 3, **options}
+    given = {"owner": "threads", "fetch": fetch, "elements": 3, **options}
     for elements in (1, 7, 301):
-        emulate(gradient(chain(3, constant=False)), (elements,), emulated, accumulate=True, **given)
+        emulate(gradient(chain(3, constant=False)), (elements,), emulated, **given)
         emulate(mass(3), (elements,), emulated, **given)
         emulate(mass(2, dtype="float32"), (elements,), emulated, **given)
 
 
-@pytest.mark.parametrize("options", [{}, {"ahead": True}, AHEAD], ids=str)
-def test_numbers_of_quads_in_one_copy(options: dict[str, Any], emulated: Path) -> None:
-    given = {"quads": True, "fetch": 3, "elements": 3, "threads": 64, "together": True, **options}
-    emulate(gradient(chain(9, constant=False)), (8,), emulated, accumulate=True, **given)
-    emulate(
-        contraction("xa,yb,eab->exy", {"x": 9, "y": 7, "a": 5, "b": 9}), (8,), emulated, **given
-    )
-
-
 def test_numbers_of_fused_functions(emulated: Path) -> None:
     program = cuda_fused.diffusion(3)
-    emulate_fused(program, 5, emulated, quads=False, fetch=4, **AHEAD)
+    emulate_fused(program, 5, emulated, owner="threads", fetch=4, **AHEAD)
 
 
 def test_one_copy_for_all_elements() -> None:
     """They follow each other there as in memory, behind what the first may be away from a group."""
     source = lowered(
-        gradient(chain(5, constant=False)), quads=False, fetch=3, elements=8, **AHEAD
+        gradient(chain(5, constant=False)), owner="threads", fetch=3, elements=8, **AHEAD
     ).source
     assert source.count("fetch_slice<kThreads, 25>(thread") == 6  # two for each
     places = re.findall(
@@ -96,7 +86,7 @@ def test_one_copy_for_all_elements() -> None:
     )
     assert {(int(second), int(size)) for second, size in places} == {(8 * 25 + 2, 25)}
     apart = lowered(
-        gradient(chain(9, constant=False)), quads=True, fetch=1, elements=2, threads=64
+        gradient(chain(9, constant=False)), owner="quads", fetch=1, elements=2, threads=64
     ).source
     assert " fetch<" in apart and "fetch_slice<" not in apart
 
@@ -104,10 +94,8 @@ def test_one_copy_for_all_elements() -> None:
 def test_tiles_that_do_not_follow_each_other() -> None:
     """Threads read them where they are."""
     program = contraction("xa,efab->efxb", {"x": 3, "a": 4, "b": 5}, batch="ef")
-    assert "fetch" not in lowered(program, (3, 4), quads=False, fetch=4, ahead=True).source
-    assert (
-        lowered(program, (3, 4), fetch=1, together=True).source == lowered(program, (3, 4)).source
-    )
+    assert "fetch" not in lowered(program, (3, 4), owner="threads", fetch=4, ahead=1).source
+    assert lowered(program, (3, 4), fetch=1).source == lowered(program, (3, 4)).source
 
 
 def test_threads_fetch_only_if_asked() -> None:
@@ -117,22 +105,17 @@ def test_threads_fetch_only_if_asked() -> None:
 # ---- Rows of results ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"fetch": 4, "ahead": True}, {"fetch": 4, **AHEAD}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"fetch": 4, "ahead": 1}, {"fetch": 4, **AHEAD}], ids=str)
 def test_numbers_that_leave_in_rows(options: dict[str, Any], emulated: Path) -> None:
     """Also where the last slice has fewer elements, and where results come before other stages."""
-    given = {"quads": False, "rewrite": True, "elements": 3, **options}
-    for elements in (0, 1, 7, 301):
-        emulate(gradient(chain(3, constant=False)), (elements,), emulated, accumulate=True, **given)
-        emulate(mass(3), (elements,), emulated, **given)
-        emulate(contraction("xa,ea->ex", {"x": 5, "a": 4}), (elements,), emulated, **given)
-
-
-@pytest.mark.parametrize("options", [{}, {"ahead": True, "slices": 1}], ids=str)
-def test_numbers_of_quads_that_leave_in_rows(options: dict[str, Any], emulated: Path) -> None:
-    for threads in 32, 64:
-        given = {"quads": True, "rewrite": True, "elements": 2, "threads": threads, **options}
-        emulate(gradient(chain(9, constant=False)), (7,), emulated, accumulate=True, **given)
-        emulate(mass(6), (7,), emulated, **given)
-    emulate(chain(9), (7,), emulated, rewrite=True, quads=True, threads=32, groups=2, **options)
+    given = {"owner": "threads", "elements": 3, **options}
+    programs = (
+        gradient(chain(5, constant=False)),
+        contraction("xa,eba->ebx", {"x": 5, "a": 4, "b": 3}),
+        contraction("xa,ea->ex", {"x": 5, "a": 4}),
+    )
+    for program in programs:
+        # One more sweep, which copies what is complete.
+        assert re.search(r"store\(out\d\(e\)", lowered(program, **given).source), "layouts changed"
+        for elements in (0, 1, 7, 301):
+            emulate(program, (elements,), emulated, **given)

@@ -178,7 +178,7 @@ def program_of(case: Case, dtype: str = "float64") -> ElementProgram:
 
 def panels(program: ElementProgram, extents: tuple[int, ...], architecture: str) -> Kernel:
     target = Target("cuda", architecture)
-    made = cuda.lower(cuda.planned(program), extents, Parameters(panels=True), target)
+    made = cuda.lower(cuda.planned(program), extents, Parameters(owner="panels"), target)
     assert isinstance(made, Kernel), made
     return made
 
@@ -333,7 +333,7 @@ def test_what_has_no_panels() -> None:
     numbers: Case = (lambda u: B.astype("complex128") @ u, ((8,),))
     for program in (program_of(planes), program_of(numbers, "complex128")):
         target = Target("cuda", "sm_90")
-        made = cuda.lower(cuda.planned(program), (10,), Parameters(panels=True), target)
+        made = cuda.lower(cuda.planned(program), (10,), Parameters(owner="panels"), target)
         assert isinstance(made, Declined) and made.reason
 
 
@@ -370,7 +370,7 @@ def test_on_a_gpu(name: str, elements: int) -> None:
     rng = np.random.default_rng(elements)
     dtype = "float32" if "float32" in name else "float64"
     arrays = [rng.uniform(0.5, 1, (elements, *x)).astype(dtype) for x in shapes]
-    with choices.using(Choice.of({"panels": True}, choices.CALLER)):
+    with choices.using(Choice.of({"owner": "panels"}, choices.CALLER)):
         found = jax.jit(jm.fuse(function))(*arrays)
     wanted = jax.jit(jax.vmap(function))(*arrays)
     for have, want in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):

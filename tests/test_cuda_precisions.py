@@ -52,13 +52,17 @@ def test_short_fibres_of_small_values_come_in_packs() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"fibres": 2}, {"fibres": 3, "threads": 32, "elements": 5}, {"fibres": 4, "in_place": True}],
+    [
+        {"fibres": 2},
+        {"fibres": 3, "threads": 32, "elements": 5},
+        {"fibres": 4, "threads": 32, "elements": 48},  # tiles take each other's place
+    ],
     ids=str,
 )
 def test_numbers_of_packs(options: dict[str, Any], emulated: Path) -> None:
     """Some threads have fewer fibres than others."""
     emulate(mass(2, dtype="float32"), (23,), emulated, **options)
-    emulate(contraction(*TWO_MATRICES), (1,), emulated, quads=False, **options)
+    emulate(contraction(*TWO_MATRICES), (1,), emulated, owner="threads", **options)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
@@ -68,10 +72,10 @@ def test_numbers_of_packs_of_split_products(dtype: str, emulated: Path) -> None:
 
 
 def test_sums_of_every_thread_have_no_packs(emulated: Path) -> None:
-    program = gradient(chain(3, dtype="float32", constant=False))
-    assert "packs<" not in lowered(program, fibres=2, whole_sums=True).source
-    for whole in (True, False):
-        emulate(program, (13,), emulated, fibres=2, whole_sums=whole)
+    for size, whole in ((3, True), (9, False)):
+        program = gradient(chain(size, dtype="float32", constant=False))
+        kernel = emulate(program, (13,), emulated, fibres=2)
+        assert ("ProductSum<" not in kernel.source) == ("packs<" not in kernel.source) == whole
 
 
 def test_numbers_of_fused_packs(emulated: Path, x64: None) -> None:
@@ -85,7 +89,7 @@ def test_numbers_of_fused_packs(emulated: Path, x64: None) -> None:
 def test_numbers_of_gathered_packs(components: int, emulated: Path, x64: None) -> None:
     program = cuda_fused.gathering(components, 50)
     arrays = cuda_fused.indexed(program, 13)
-    kernel = lowered(program, (13,), fibres=2, quads=False)
+    kernel = lowered(program, (13,), fibres=2, owner="threads")
     assert "packs<" in kernel.source
     got = cuda_emulator.run(kernel, program, arrays, emulated)
     cuda_fused.assert_same(program, arrays, got)
@@ -96,9 +100,9 @@ def test_matrices_in_the_bank_begin_with_groups(dtype: str, emulated: Path) -> N
     """What is written there at run time, too."""
     for constant in (True, False):
         program = contraction(*TWO_MATRICES, dtype=dtype, constant=constant)
-        kernel = lowered(program, quads=False)
+        kernel = lowered(program, owner="threads")
         assert ("alignas(16)" in kernel.source) == (dtype == "float32")
-        emulate(program, (5,), emulated, quads=False)
+        emulate(program, (5,), emulated, owner="threads")
 
 
 # ---- Matrices in shared memory ---------------------------------------------------------------
@@ -122,7 +126,7 @@ def test_products_take_and_give_parts_of_fibres() -> None:
     [
         ("float32", {}),
         ("float32", {"fibres": 3, "threads": 64}),
-        ("float32", {"elements": 3, "slices": 2, "in_place": True}),
+        ("float32", {"elements": 3, "slices": 2}),
         ("float64", {"fibres": 2}),
         ("float64", {"threads": 32, "groups": 2}),
         ("complex64", {}),
@@ -132,16 +136,21 @@ def test_products_take_and_give_parts_of_fibres() -> None:
 )
 def test_numbers_of_near_matrices(dtype: str, options: dict[str, Any], emulated: Path) -> None:
     """Sizes that are no multiples of parts or groups."""
-    program = contraction(*TWO_MATRICES, dtype=dtype, constant=bool(options))
-    emulate(program, (23,), emulated, quads=False, near_bytes=0, **options)
-    emulate(chain(13, dtype=dtype), (5,), emulated, quads=False, near_bytes=0, **options)
+    n = {4: 23, 8: 17, 16: 13}[np.dtype(dtype).itemsize]
+    sizes = {"a": n, "b": n + 2, "x": n + 1, "y": n + 4, "c": 2}
+    spec = "xa,yb,ecab->ecxy"
+    both = contraction(spec, sizes, dtype=dtype, constant=bool(options))
+    for program, elements in ((both, 7), (chain(n, dtype=dtype), 5)):
+        kernel = emulate(program, (elements,), emulated, owner="threads", **options)
+        assert "near<" in kernel.source
 
 
 def test_a_fibre_for_two_products_comes_whole(emulated: Path, x64: None) -> None:
     """One of their results may take its place, before the other product has read all of it."""
-    program = cuda_fused.diffusion(2)
-    kernel = lowered(program, (11,), near_bytes=0, quads=False, in_place=True)
-    arrays = arguments(program, (11,))
+    program = cuda_fused.diffusion(10)
+    kernel = lowered(program, (3,), owner="threads")
+    assert "near<" in kernel.source
+    arrays = arguments(program, (3,))
     got = cuda_emulator.run(kernel, program, arrays, emulated)
     cuda_fused.assert_same(program, arrays, got)
 
@@ -155,28 +164,29 @@ def test_where_tensor_cores_multiply_complex_numbers() -> None:
     for n, quads in wanted.items():
         assert ("quads<" in lowered(chain(n, dtype="complex128")).source) == quads, n
     assert "quads<" not in lowered(chain(16, dtype="complex64")).source
-    assert "quads<" not in lowered(chain(16, dtype="complex64"), quads=True).source
+    assert "quads<" not in lowered(chain(16, dtype="complex64"), owner="quads").source
 
 
 @pytest.mark.parametrize(
     "options",
     [
         {},
-        {"fibres": 1, "hold": False, "fetch": 0},
-        {"fetch": 2, "ahead": True, "elements": 3, "threads": 64},
+        {"fibres": 1, "fetch": 0},
+        {"fibres": 3},  # and so matrices are loaded for each product
+        {"fetch": 2, "ahead": 1, "elements": 3, "threads": 64},
     ],
     ids=str,
 )
 def test_numbers_of_complex_tensor_cores(options: dict[str, Any], emulated: Path) -> None:
     program = mass(2, dtype="complex128", constant=bool(options))
-    emulate(program, (7,), emulated, quads=True, **options)
-    emulate(chain(17, dtype="complex128"), (5,), emulated, quads=True, **options)
+    emulate(program, (7,), emulated, owner="quads", **options)
+    emulate(chain(17, dtype="complex128"), (5,), emulated, owner="quads", **options)
 
 
 def test_numbers_of_complex_halves_by_tensor_cores(emulated: Path) -> None:
     program = chain(13, sign=-1, dtype="complex128")
-    assert "split_gemm" in lowered(program, quads=True, even_odd=True).source
-    emulate(program, (5,), emulated, quads=True, even_odd=True)
+    assert "split_gemm" in lowered(program, owner="quads", even_odd=True).source
+    emulate(program, (5,), emulated, owner="quads", even_odd=True)
 
 
 def test_what_is_not_finite_stays_in_its_line(emulated: Path) -> None:
@@ -184,7 +194,7 @@ def test_what_is_not_finite_stays_in_its_line(emulated: Path) -> None:
     program = contraction("xa,eab->exb", {"a": 5, "b": 3, "x": 9}, dtype="complex128")
     (u,) = arguments(program, (3,))
     u[1, 2, 1] = np.inf
-    kernel = lowered(program, (3,), quads=True)
+    kernel = lowered(program, (3,), owner="quads")
     (got,) = cuda_emulator.run(kernel, program, [u], emulated)
     bad = ~np.isfinite(got)
     assert bad[1, :, 1].all()

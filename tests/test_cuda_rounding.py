@@ -30,7 +30,7 @@ def rounded(dtype: str, name: str) -> ElementProgram:
 
 
 def options(panels: bool) -> dict[str, Any]:
-    return {"panels": True} if panels else {}
+    return {"owner": "panels"} if panels else {}
 
 
 @pytest.mark.nvrtc

@@ -16,7 +16,7 @@ import pytest
 
 import jaxmagma as jm
 from jaxmagma.lowering.cuda import lower, planned
-from jaxmagma.lowering.cuda.parameters import Parameters
+from jaxmagma.lowering.cuda.parameters import Owner, Parameters
 from jaxmagma.lowering.kernel import Kernel
 from tests import cuda_fused
 from tests.cuda_programs import arguments, mass
@@ -175,13 +175,13 @@ def test_attributes_are_checked(name: str, change: Callable[[Any], Any]) -> None
         jax.block_until_ready(function(*arguments(program, (10,))))
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("quads", [False, True])
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("owner", ["threads", "quads"])
 @pytest.mark.parametrize("components", [1, 3])
-def test_gathers_stay_in_their_vectors(components: int, quads: bool, ahead: bool) -> None:
+def test_gathers_stay_in_their_vectors(components: int, owner: Owner, ahead: int) -> None:
     """An index that is none of the vector's finds zeros."""
     program = cuda_fused.gathering(components, 10)
-    kernel = lower(planned(program), (64,), Parameters(quads=quads, ahead=ahead))
+    kernel = lower(planned(program), (64,), Parameters(owner=owner, ahead=ahead))
     assert isinstance(kernel, Kernel)
     vector, index = cuda_fused.indexed(program, 64)
     beyond = np.random.default_rng(0).choice([-7, 10, 11, 2**31 - 1, -(2**31)], index.shape)

@@ -10,7 +10,7 @@ import pytest
 import jaxmagma as jm
 from jaxmagma import factoring
 from jaxmagma.explain import applications
-from jaxmagma.lowering.cuda.locality import in_pieces, ordered, planned
+from jaxmagma.lowering.cuda.locality import in_pieces, planned
 from jaxmagma.plan import Middle
 from jaxmagma.program import ElementProgram
 from tests.cuda_programs import chain, contraction, gradient, interpolation, mass
@@ -85,20 +85,13 @@ def test_parts_of_an_operand(last: bool) -> None:
     assert planned(program).flops == factoring.planned(program).flops
 
 
-@pytest.mark.parametrize("middle", get_args(Middle))
-def test_an_order_that_is_asked_for(middle: Middle) -> None:
-    program = mass(3)
-    assert ordered(planned(program), middle) == factoring.planned(program, middle)
-    assert ordered(planned(program), None) is planned(program)
-
-
 def test_no_order_takes_more_operations() -> None:
     """Whatever the sizes of the matrices."""
     sizes = dict(zip("xaybzc", (9, 2, 2, 7, 5, 3), strict=True))
     program = contraction("xa,yb,zc,eabc->exyz", sizes)
     plan = planned(program)
     for middle in get_args(Middle):
-        assert ordered(plan, middle).flops == plan.flops
+        assert factoring.planned(program, middle).flops == plan.flops
 
 
 def test_nothing_without_sweeps() -> None:

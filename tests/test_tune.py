@@ -221,11 +221,11 @@ def test_what_machine_code_shows(
         "resources",
         lambda kernel: resources if kernel.choice.parameters else {"registers": 32, "local": 0},
     )
-    found = search(machine, one_changed("prefetch", False))
+    found = search(machine, one_changed("slices", 2))
     assert found.removed == {rule: 1}
     # A kernel that the model chooses may do all that, and then so may others.
     monkeypatch.setattr(machine, "resources", lambda kernel: resources)
-    found = search(machine, one_changed("prefetch", False))
+    found = search(machine, one_changed("slices", 2))
     assert not found.removed
 
 
@@ -267,7 +267,7 @@ OF_64_THREADS: list[tuple[str, dict[str, Any], bool]] = [
     ("sm_90", {"min_blocks": 32}, True),
     ("sm_90", {"min_blocks": 33}, False),  # there is no room for so many, whatever they have
     ("sm_90", {"min_blocks": 32, "fibres": 1}, False),
-    ("sm_90", {"min_blocks": 32, "quads": False}, False),
+    ("sm_90", {"min_blocks": 32, "owner": "threads"}, False),
     ("sm_120", {"min_blocks": 17}, True),
     ("sm_120", {"min_blocks": 24}, True),
     ("sm_120", {"min_blocks": 25}, False),
@@ -276,7 +276,9 @@ OF_64_THREADS: list[tuple[str, dict[str, Any], bool]] = [
 
 
 def of_64_threads(parameters: Mapping[str, Any]) -> tuple[Parameters, Kernel]:
-    given = Parameters(**{"quads": True, "fibres": 2, "threads": 64, "elements": 4, **parameters})
+    given = Parameters(
+        **{"owner": "quads", "fibres": 2, "threads": 64, "elements": 4, **parameters}
+    )
     kernel = Pretended(chain(12)).lower(Choice.of(dataclasses.asdict(given), "search"))
     assert isinstance(kernel, Kernel)
     return given, kernel
@@ -366,7 +368,7 @@ CLIMB = Space(
         one("threads", None, 64, 128, 256),
         one("elements", None, 2, 4, 8),
         one("slices", 1, 2),
-        one("prefetch", True, False),
+        one("fibres", None, 2),
     )
 )
 
@@ -374,7 +376,7 @@ CLIMB = Space(
 def landscape(x: Mapping[str, Any]) -> float:
     """Best at threads=256 and slices=2, each of which pays by itself."""
     gain = 0.1 * (x.get("threads") == 256) + 0.08 * (x.get("slices") == 2)
-    return 1.0 - gain + 0.03 * (x.get("prefetch") is False) + 0.05 * ("elements" in x)
+    return 1.0 - gain + 0.03 * (x.get("fibres") == 2) + 0.05 * ("elements" in x)
 
 
 def test_the_search_climbs() -> None:
@@ -400,7 +402,7 @@ def test_changes_that_pay_together_are_found(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_leaps_find_what_no_few_changes_show() -> None:
-    wanted = {"threads": 256, "slices": 2, "prefetch": False}
+    wanted = {"threads": 256, "slices": 2, "fibres": 2}
 
     def hidden(x: Mapping[str, Any]) -> float:
         return 0.8 if all(x.get(name) == value for name, value in wanted.items()) else 1 + len(x)

@@ -9,10 +9,8 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import get_args
 
 from jaxmagma.choices import Value
-from jaxmagma.plan import Middle
 
 
 Point = tuple[int, ...]  # for each dimension the number of its value
@@ -108,27 +106,11 @@ CUDA = Space(
         ),
         one("elements", None, 2, 4, 1, 8, 3, 6, 16, 12, 32),
         one("min_blocks", None, 2, 4, 1, 3, 6, 8),
-        one("quads", None, True, False),
+        one("owner", None, "quads", "threads", "panels"),
         one("fibres", None, 1, 2, 4),
-        one("near_bytes", None, 0, 1 << 14),
-        one("in_place", None, True, False),
-        one("rewrite", None, True, False),
         one("slices", None, 1, 2, 4),
-        one("accumulate", None, True, False),
-        one("whole_sums", None, True, False),
         one("fetch", None, 0, 1, 2, 4),
-        one("together", None, True, False),
-        together(
-            "ahead", "twice", values=((None, None), (True, None), (False, None), (True, True))
-        ),
-        one("hold", None, True, False),
-        one("prefetch", None, True, False),
-        one("padding", None, 0, 5, 15, 2),
-        one("spread", None, 1),
-        one("middle", None, *get_args(Middle)),
-        one("stream", None, True, False),
-        one("even_odd", None, False),
-        one("panels", None, True, False),
+        one("ahead", None, 1, 0, 2),
     )
 )
 

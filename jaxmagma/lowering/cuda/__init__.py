@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmagma import functions
+from jaxmagma import factoring, functions
 from jaxmagma.factoring import alternatives as alternatives
 from jaxmagma.functions import COMPLEX_FUNCTIONS
 from jaxmagma.lowering.cuda.architectures import Limits, limits_of
@@ -37,7 +37,6 @@ from jaxmagma.lowering.cuda.blocks import TYPES, Block
 from jaxmagma.lowering.cuda.destinations import with_joined_places
 from jaxmagma.lowering.cuda.functors import FUNCTORS
 from jaxmagma.lowering.cuda.gemms import LARGEST_BLOCK
-from jaxmagma.lowering.cuda.locality import ordered
 from jaxmagma.lowering.cuda.locality import planned as planned
 from jaxmagma.lowering.cuda.model import (
     busy,
@@ -49,6 +48,7 @@ from jaxmagma.lowering.cuda.model import (
 )
 from jaxmagma.lowering.cuda.origins import resolvable
 from jaxmagma.lowering.cuda.panels import Panels, panels_of
+from jaxmagma.lowering.cuda.parameters import FREED
 from jaxmagma.lowering.cuda.parameters import Parameters as Parameters
 from jaxmagma.lowering.cuda.source import Source
 from jaxmagma.lowering.cuda.source.tiles import Pointer
@@ -91,18 +91,17 @@ def lower(
     if compiled is not None:
         return compiled
     given = parameters or Parameters()
-    if given.even_odd is None:
-        given = replace(given, even_odd=target.even_odd)
     limits = limits_of(target.architecture)
-    if given.panels:
+    if given.owner == "panels":
         panels = panels_of(_constants_folded(plan), limits)
         return Declined(panels) if isinstance(panels, str) else _panel_kernel(panels)
-    block = _block(ordered(plan, given.middle), given, limits)
+    block = _block(plan, given, limits, target.even_odd)
     if isinstance(block, Block) and wants_rows(block):
         # The fastest axis then has its turn at the points, and nobody waits for the next element.
-        asked = replace(given, stream=True, ahead=given.ahead is not False)
-        rows = _block(ordered(plan, given.middle or "fastest"), asked, limits)
-        if isinstance(rows, Block) and rows.streams and (given.stream or comes_in_rows(rows)):
+        turned = factoring.planned(plan.program, middle="fastest")
+        asked = replace(given, ahead=FREED) if given.ahead is None else given
+        rows = _block(turned, asked, limits, target.even_odd, in_rows=True)
+        if isinstance(rows, Block) and rows.streams and comes_in_rows(rows):
             block = rows
     # Other parameters are those of a block.
     if parameters in (None, Parameters()) and wants_panels(block):
@@ -122,23 +121,28 @@ def lower(
     )
 
 
-def _block(plan: Plan, parameters: Parameters, limits: Limits) -> Block | Declined:
+def _block(
+    plan: Plan,
+    parameters: Parameters,
+    limits: Limits,
+    even_odd: bool | None,
+    in_rows: bool = False,
+) -> Block | Declined:
     """Of components as fields by themselves, or as fields of vectors."""
     apart = _constants_folded(plan)
-    block = _block_of(apart, parameters, limits)
+    block = choose(_resolved(apart), parameters, limits, even_odd, in_rows)
     vectors = with_vectors(apart)
     if vectors is apart:
         return block
-    joined = _block_of(vectors, parameters, limits)
+    joined = choose(_resolved(vectors), parameters, limits, even_odd, in_rows)
     if isinstance(block, Block) and isinstance(joined, Block):
         return joined if keeps_more_busy(joined, block) else block
     return joined if isinstance(joined, Block) else block
 
 
-def _block_of(plan: Plan, parameters: Parameters, limits: Limits) -> Block | Declined:
-    joined = with_joined_places(plan)
-    resolved = resolvable(spread(joined, LARGEST_BLOCK, parameters.accumulate))
-    return choose(resolved, parameters, limits)
+def _resolved(plan: Plan) -> Plan:
+    """The plan as blocks of threads do it."""
+    return resolvable(spread(with_joined_places(plan), LARGEST_BLOCK))
 
 
 def _declined(plan: Plan) -> Declined | None:

@@ -27,17 +27,15 @@ MOST_REGISTERS = 64
 SHARED_REGISTERS = 32
 # The same for sums that every thread has whole.
 WHOLE_REGISTERS = 80
-# The least part of its pieces that a sum fills, for the model to have it in registers.
+# The least part of its pieces that a sum in registers fills.
 LEAST_FILLED = 1 / 8
 
 
-def accumulations(plan: Plan, wanted: bool | None) -> tuple[list[Accumulation], set[int]]:
+def accumulations(plan: Plan) -> tuple[list[Accumulation], set[int]]:
     """The products that are only summed over elements, and the tiles that are then not needed.
 
-    ``wanted``: all that registers have room for, none, or (``None``) those that gain by it.
+    Those that registers have room for, and that gain by it.
     """
-    if wanted is False:
-        return [], set()
     everything = set(range(plan.program.batch_rank))
     uses = Counter(plan.results)
     for step in plan.steps:
@@ -52,7 +50,7 @@ def accumulations(plan: Plan, wanted: bool | None) -> tuple[list[Accumulation], 
         rows, columns = plan.tiles[tile].shape
         registers = registers_of(rows, columns, plan.program.dtype)
         small = whole_registers(plan, tile) <= WHOLE_REGISTERS
-        if registers <= left and (wanted or small or filled(rows, columns) >= LEAST_FILLED):
+        if registers <= left and (small or filled(rows, columns) >= LEAST_FILLED):
             left -= registers
             found += [Accumulation(output, x, _contracted(plan, x)) for x in terms[0]]
             gone |= terms[1]

@@ -5,8 +5,6 @@ several elements at a time.  How many threads and elements, and who owns fibres,
 ``model``; ``shared`` finds room for the tiles.
 """
 
-import math
-
 import numpy as np
 
 from jaxmagma.lowering.cuda import spreads
@@ -21,7 +19,7 @@ from jaxmagma.lowering.cuda.architectures import Limits
 from jaxmagma.lowering.cuda.destinations import find_destinations
 from jaxmagma.lowering.cuda.origins import Origin, origin
 from jaxmagma.lowering.cuda.outers import with_outers
-from jaxmagma.lowering.cuda.parameters import CONSTANT_BYTES, Parameters
+from jaxmagma.lowering.cuda.parameters import CONSTANT_BYTES, TWICE, Parameters
 from jaxmagma.lowering.cuda.pieces import Pieces, pieces_of, split_pieces_of
 from jaxmagma.lowering.cuda.scheduler import Scheduler
 from jaxmagma.lowering.cuda.shared import BEFORE, Shared, Uses
@@ -66,14 +64,24 @@ LONG_ROW = 4
 class Block:
     """How a plan is done by blocks of threads: the stages, who does them, and where tiles are.
 
-    What is open when it is made, the ``model`` chooses.
+    What is open when it is made, the ``model`` chooses. Matrices that are symmetric about their
+    centre may be multiplied by ``even_odd`` halves, and operands may come ``in_rows``.
     """
 
-    def __init__(self, plan: Plan, parameters: Parameters, limits: Limits) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        parameters: Parameters,
+        limits: Limits,
+        even_odd: bool | None,
+        in_rows: bool,
+    ) -> None:
         self.plan = plan
         self.program = plan.program
         self.parameters = parameters
         self.limits = limits
+        self.even_odd = even_odd
+        self.in_rows = in_rows
         self.inputs = len(plan.program.inputs)
         self.dtype = plan.program.dtype
         self.type = TYPES[self.dtype]
@@ -88,11 +96,11 @@ class Block:
         }
         self.gathered = {x.vector for x in plan.steps if isinstance(x, Gather)}
         self.written, self.skipped = find_destinations(plan, self.stored)
-        self.accumulations, gone = accumulations(plan, parameters.accumulate)
+        self.accumulations, gone = accumulations(plan)
         self.accumulated = {x.output for x in self.accumulations}
         self.whole: set[int] = set()  # of these, those that every thread has whole
         self.skipped |= gone
-        self.quads = bool(parameters.quads) and self.dtype in BY_TENSOR_CORES
+        self.quads = parameters.owner == "quads" and self.dtype in BY_TENSOR_CORES
         self.halves: dict[int, Halves] = {}
         self.holds = False  # matrices stay in registers from one product to the next
         self.packed = 1  # fibres that a thread has at a time
@@ -200,9 +208,12 @@ class Block:
         return stream.values(self.threads // 32, self.fibres(sweep))
 
     def find_streams(self, stages: list[Stage]) -> list[Stream]:
-        """The operands whose rows come to each warp as it needs them."""
-        alone = self.groups == 1 and self.parameters.elements in (None, 1)
-        if not (self.parameters.stream and self.quads and alone):
+        """The operands whose rows come to each warp as it needs them.
+
+        Several warps then have one element at a time.
+        """
+        one = self.groups == 1 and self.parameters.elements in (None, 1)
+        if not (self.in_rows and self.quads and one) or self.alone:
             return []
 
         def possible(tile: int) -> bool:
@@ -365,11 +376,10 @@ class Block:
 
     def _whole_sums(self) -> set[int]:
         """The sums that every thread has whole: small ones, of fibres that threads own."""
-        wanted = self.parameters.whole_sums
-        if wanted is False or (wanted is None and self.quads):
+        if self.quads:
             return set()
         found: set[int] = set()
-        left = math.inf if wanted else WHOLE_REGISTERS
+        left = WHOLE_REGISTERS
         for output in sorted(self.accumulated):
             registers = whole_registers(self.plan, self.plan.results[output])
             if registers <= left:
@@ -410,8 +420,6 @@ class Block:
         for stage in (x for x in stages if isinstance(x, Sweep)):
             made = stage.tiles.get(tile)
             if made is not None and ALONG in made.labels:
-                if self.parameters.rewrite is not None:
-                    return self.parameters.rewrite
                 axis = made.labels.index(ALONG)
                 rows = any(at.strides[axis] == 1 for _, at in self.written[tile])
                 return rows and made.length >= LONG_ROW and stage.lanes == 1
@@ -485,11 +493,11 @@ class Block:
         found: dict[int, tuple[int, ...]] = {}
         for position, stage in enumerate(self.stages):
             if isinstance(stage, Sweep) and stage.lanes > 1:
-                fibres, most = self.fibres(stage), self.parameters.spread or max(spreads.SPREADS)
+                fibres, most = self.fibres(stage), max(spreads.SPREADS)
                 if self.dtype.kind != "f":
                     most = 1  # shared memory serves two quads of complex values at a time
                 elif self.streamed(position) and fibres % 2:
-                    most = min(most, 2)  # a piece of a stream has the lines of one octet
+                    most = 2  # a piece of a stream has the lines of one octet
                 possible = spreads.possible(self.elements * stage.count, fibres)
                 found[position] = tuple(x for x in possible if x <= most)
         return found
@@ -502,13 +510,15 @@ class Block:
     @property
     def twice(self) -> bool:
         """Whether they have a place of their own, from the beginning of that work."""
-        return bool(self.parameters.twice) and self.ahead and not self.brought
+        return self.parameters.ahead == TWICE and self.ahead and not self.brought
 
     @property
     def together(self) -> bool:
-        """Whether the fetched tiles of all elements come in one copy, as they follow each other."""
-        wanted = self.parameters.together
-        return self.program.batch_rank == 1 and (not self.quads if wanted is None else wanted)
+        """Whether the fetched tiles of all elements come in one copy, as they follow each other.
+
+        Those of threads, whose tiles are small: a copy for each would cost more than it brings.
+        """
+        return self.program.batch_rank == 1 and not self.quads
 
     @property
     def rereads(self) -> bool:

@@ -11,7 +11,7 @@ slowest one to the first and the last sweep.
 """
 
 from jaxmagma import factoring
-from jaxmagma.plan import Middle, Plan, Pointwise, Product
+from jaxmagma.plan import Plan, Pointwise, Product
 from jaxmagma.program import ElementProgram, View
 from jaxmagma.strides import row_major
 
@@ -23,11 +23,6 @@ def planned(program: ElementProgram) -> Plan:
         return plain
     turned = factoring.planned(program, middle="slowest")
     return min(plain, turned, key=lambda x: (x.flops, in_pieces(x)))
-
-
-def ordered(plan: Plan, middle: Middle | None) -> Plan:
-    """The plan of the same program whose sweep at the points is along that axis, if named."""
-    return plan if middle is None else factoring.planned(plan.program, middle)
 
 
 def in_pieces(plan: Plan) -> int:

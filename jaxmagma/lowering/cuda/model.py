@@ -13,6 +13,7 @@ from jaxmagma.lowering.cuda.architectures import Limits
 from jaxmagma.lowering.cuda.blocks import FEW_OCTETS, QUAD_FIBRES, WORD, Block
 from jaxmagma.lowering.cuda.gemms import blocking_of
 from jaxmagma.lowering.cuda.parameters import (
+    FREED,
     MAX_THREADS,
     RESERVED_BYTES,
     WARP,
@@ -114,11 +115,17 @@ ANOTHER_FIBRE = 20
 UNIFORM_BYTES = 192
 
 
-def choose(plan: Plan, parameters: Parameters, limits: Limits) -> Block | Declined:
+def choose(
+    plan: Plan,
+    parameters: Parameters,
+    limits: Limits,
+    even_odd: bool | None = None,
+    in_rows: bool = False,
+) -> Block | Declined:
     """The block for a plan, with these parameters and else the model's; or why there is none."""
-    block = _choose(plan, parameters, limits)
+    block = _choose(plan, parameters, limits, even_odd, in_rows)
     if isinstance(block, Block) and wants_ahead(block):
-        ahead = _choose(plan, replace(parameters, ahead=True), limits)
+        ahead = _choose(plan, replace(parameters, ahead=FREED), limits, even_odd, in_rows)
         # Not if gathered tiles, which then have a place of their own, leave less room for others.
         if isinstance(ahead, Block) and ahead.fetched == block.fetched:
             return ahead
@@ -127,11 +134,7 @@ def choose(plan: Plan, parameters: Parameters, limits: Limits) -> Block | Declin
 
 def wants_rows(block: Block) -> bool:
     """Whether to try how quads do if operands come to them in rows, as they need them."""
-    if not block.quads:
-        return False
-    if block.parameters.stream is not None:
-        return block.parameters.stream
-    return not (block.alone or block.summed) and block.limits.bulk_copies
+    return block.quads and not (block.alone or block.summed) and block.limits.bulk_copies
 
 
 def comes_in_rows(block: Block) -> bool:
@@ -179,8 +182,10 @@ def wants_ahead(block: Block) -> bool:
     return block.parameters.ahead is None and waits
 
 
-def _choose(plan: Plan, parameters: Parameters, limits: Limits) -> Block | Declined:
-    block = Block(plan, parameters, limits)
+def _choose(
+    plan: Plan, parameters: Parameters, limits: Limits, even_odd: bool | None, in_rows: bool
+) -> Block | Declined:
+    block = Block(plan, parameters, limits, even_odd, in_rows)
     block.halves = halves_of(block)
     # Without padding only where an element has no room otherwise.
     for tight, staging in itertools.product((False, True), (True, False)):
@@ -196,7 +201,7 @@ def _choose(plan: Plan, parameters: Parameters, limits: Limits) -> Block | Decli
         if block.accumulations and block.holds:
             block.stages = block.schedule(block.matrix_registers())
             block.holds = holds(block)
-        block.near = [] if block.quads else block.find_near(near_bytes(block))
+        block.near = [] if block.quads else block.find_near(CONSTANT_CACHE_BYTES)
         block.bank = block.fill_bank()
         block.packed = packed(block)
         choose_groups(block)
@@ -228,8 +233,8 @@ def wants_prefetch(block: Block) -> bool:
     read and write, or either is gone when it is read. Warps that have elements of their own have
     little of both.
     """
-    if block.parameters.prefetch is not None or not block.summed or block.alone:
-        return block.parameters.prefetch is not False
+    if not block.summed or block.alone:
+        return True
     read = {block.origin(x).tile for stage in block.stages for x in block.read(stage)}
     tiles = [block.plan.tiles[x] for x in read - block.gathered if x < block.inputs]
     values = block.groups * block.elements * sum(x.size for x in tiles if x.batched)
@@ -240,7 +245,7 @@ def wants_prefetch(block: Block) -> bool:
 def halves_of(block: Block) -> dict[int, Halves]:
     """Constant matrices of mode products that are better multiplied half by half."""
     found: dict[int, Halves] = {}
-    asked = block.parameters.even_odd
+    asked = block.even_odd
     if not (multiplies_much(block) if asked is None else asked):
         return found
     for _, step in block.plan.numbered_steps():
@@ -274,7 +279,7 @@ def multiplies_much(block: Block) -> bool:
 
 def wants_quads(block: Block) -> bool:
     """Whether tensor cores had better multiply fibres: whole ones are too much for a thread."""
-    if block.dtype not in BY_TENSOR_CORES or block.parameters.quads is not None:
+    if block.dtype not in BY_TENSOR_CORES or block.parameters.owner is not None:
         return False
     if any(min(block.plan.tiles[x].shape) >= SPLIT_BY_QUADS for x in block.halves):
         return True
@@ -319,10 +324,8 @@ def longest(block: Block, sweep: Sweep) -> int:
 def holds(block: Block) -> bool:
     """Whether all matrices stay in registers: of every warp, or those that its threads share.
 
-    Of the latter beside sums only, where it was faster; with others it is left to tuning.
+    Of the latter beside sums only, where it was faster.
     """
-    if block.parameters.hold is not None:
-        return block.parameters.hold
     if not block.quads:
         return bool(block.summed) and block.thread_matrix_bytes() <= UNIFORM_BYTES
     fibres = block.parameters.fibres or QUAD_FIBRES
@@ -347,12 +350,6 @@ def packed(block: Block) -> int:
         few = all(len(x.moves) <= SEVERAL_MOVES for x in sweeps)
         return 2 if few and live <= NEAR_REGISTERS else 1
     return next((n for most, n in PACKED if live <= most), 1)
-
-
-def near_bytes(block: Block) -> int:
-    """Of the constant bank, how much threads have at hand."""
-    given = block.parameters.near_bytes
-    return CONSTANT_CACHE_BYTES if given is None else given
 
 
 def choose_groups(block: Block) -> None:
@@ -386,8 +383,8 @@ def shapes(block: Block) -> list[tuple[int, int]]:
     if block.alone:
         if block.accumulations and block.octets() > 2:
             return [(1, given.threads or 32)]  # no registers for a second element beside sums
-        # Eight fibres are multiplied in the time of sixteen. Streams are of one element.
-        return [(1 if block.streams else 1 + block.octets() % 2, given.threads or 32)]
+        # Eight fibres are multiplied in the time of sixteen.
+        return [(1 + block.octets() % 2, given.threads or 32)]
     largest = given.threads or 256
     if block.quads and most >= QUAD_THREADS:
         return [(1, given.threads or QUAD_THREADS)]
@@ -478,9 +475,9 @@ def least_blocks(block: Block) -> int:
 
 def place_tiles(block: Block, tight: bool) -> None:
     """Finds room for tiles: those that take each other's place where it is short."""
-    in_place = block.quads if block.parameters.in_place is None else block.parameters.in_place
+    in_place = block.quads
     block.shared = shared_of(block, in_place, tight)
-    if block.parameters.in_place is None and not has_room(block):
+    if not (in_place or has_room(block)):
         in_place = True
         block.shared = shared_of(block, in_place, tight)
     may_wait = block.ahead and not block.twice and not block.alone
@@ -496,9 +493,7 @@ def place_tiles(block: Block, tight: bool) -> None:
 
 def shared_of(block: Block, in_place: bool, tight: bool, late: bool = False) -> Shared:
     """The places of tiles, for the threads and elements of the block."""
-    padding = block.parameters.padding
-    if padding is None:
-        padding = 0 if tight else WIDE if block.quads else NARROW
+    padding = 0 if tight else WIDE if block.quads else NARROW
     possible = block.possible_spreads()
     price = DEAR if is_crowded_by_tiles(block) else CHEAP
     threads, elements = block.threads, block.elements
@@ -510,12 +505,11 @@ def is_crowded_by_tiles(block: Block) -> bool:
     """Whether tiles leave shared memory room for few elements.
 
     Those do that wait for what they are multiplied with, and those of quads, of which an element
-    has many; unless it was said how much padding they may have. Complex values need theirs.
+    has many. Complex values need theirs.
     """
     if any(isinstance(stage, Accumulation) for stage in block.stages):
         return True
-    many = block.quads and not block.alone and block.dtype.kind == "f"
-    return many and block.parameters.padding is None
+    return block.quads and not block.alone and block.dtype.kind == "f"
 
 
 def wants_more_threads(block: Block) -> bool:

@@ -1,9 +1,7 @@
 """What a tuner may vary in a kernel, and what GPUs allow."""
 
 from dataclasses import dataclass
-from typing import get_args
-
-from jaxmagma.plan import Middle
+from typing import Literal, get_args
 
 
 # A block takes no more shared memory than every GPU since sm_80 has, unless one element needs more:
@@ -19,46 +17,39 @@ WARP = 32
 # needs them or not.
 WIDE_REGISTERS = 64
 
+# Who owns values: threads whole fibres, four lanes fibres that tensor cores multiply, or a warp
+# some elements, whole.
+Owner = Literal["threads", "quads", "panels"]
+# When operands come: as they are needed, those of the next elements as soon as their place is free,
+# or, with a second place, all the time.
+NEEDED, FREED, TWICE = range(3)
+
 
 @dataclass(frozen=True)
 class Parameters:
-    """What a tuner may vary. ``None`` leaves a choice to the model in this module."""
+    """What a tuner may vary. ``None`` leaves a choice to the ``model``."""
 
     threads: int | None = None  # of a group: threads that work together on some elements
     elements: int | None = None  # of a group
     groups: int | None = None  # in a block; groups of one warp never wait for another
     slices: int | None = None  # that a group works through, one after the other
-    prefetch: bool | None = None  # asks for tiles some time before they are read
     min_blocks: int | None = None  # on a multiprocessor, for the compiler's choice of registers
-    quads: bool | None = None  # fibres are owned by four lanes, and tensor cores multiply them
+    owner: Owner | None = None  # of values: threads, four lanes, or a warp
     fibres: int | None = None  # of a thread, or of four lanes, at a time
-    near_bytes: int | None = None  # of matrices in the constant bank; others in shared memory
-    hold: bool | None = None  # matrices stay in registers from one product to the next
     fetch: int | None = None  # operands that the copy engine brings to shared memory
-    together: bool | None = None  # those of all elements in one copy
-    middle: Middle | None = None  # axis that has its turn last on the way in, first on the way out
-    stream: bool | None = None  # rows of others, for each warp as it needs them
-    ahead: bool | None = None  # while there is work on the elements before
-    twice: bool | None = None  # what comes ahead has two places, and all of that time
-    padding: int | None = None  # at most, of axes in shared memory, against bank conflicts
-    spread: int | None = None  # at most, of the lines that neighbouring quads have
-    rewrite: bool | None = None  # outputs of fibres are stored in order, from shared memory
-    in_place: bool | None = None  # tiles take the place of those that they are made from
+    ahead: int | None = None  # those of the next elements come: NEEDED, FREED or TWICE
     shared_bytes: int = SHARED_BYTES  # most shared memory for one block
-    # Of matrices that are symmetric about their centre, even and odd halves are multiplied.
-    even_odd: bool | None = None
-    accumulate: bool | None = None  # products only summed over elements stay in registers
-    panels: bool | None = None  # tensor cores apply dense tables to many elements at a time
-    whole_sums: bool | None = None  # every thread has such a sum of products of its own fibres
 
     def __post_init__(self) -> None:
-        for name in ("threads", "elements", "groups", "slices", "fibres", "spread"):
+        for name in ("threads", "elements", "groups", "slices", "fibres"):
             given = getattr(self, name)
             if given is not None and given < 1:
                 raise ValueError(f"{name}={given} is none at all")
         if self.fetch is not None and self.fetch < 0:
             raise ValueError(f"fetch={self.fetch} is less than none")
-        if self.middle is not None and self.middle not in get_args(Middle):
-            raise ValueError(f"middle={self.middle!r} is none of {', '.join(get_args(Middle))}")
+        if self.owner is not None and self.owner not in get_args(Owner):
+            raise ValueError(f"owner={self.owner!r} is none of {', '.join(get_args(Owner))}")
+        if self.ahead not in (None, NEEDED, FREED, TWICE):
+            raise ValueError(f"ahead={self.ahead} is none of {NEEDED}, {FREED}, {TWICE}")
         if self.groups is not None and self.groups > 1 and self.threads != WARP:
             raise ValueError(f"groups of {self.threads} threads: several in a block have 32 each")

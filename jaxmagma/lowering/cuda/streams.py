@@ -52,7 +52,7 @@ def find_streams(
     if plan.program.dtype != np.dtype("float64"):
         return []
     for position, sweep in enumerate(stages):
-        if not isinstance(sweep, Sweep) or sweep.lanes != QUAD or sweep.outers:
+        if not isinstance(sweep, Sweep) or sweep.lanes != QUAD:
             continue
         parts: dict[int, list[tuple[int, int]]] = {}
         for value in sweep.loads:

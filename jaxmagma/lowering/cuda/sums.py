@@ -22,13 +22,13 @@ from jaxmagma.plan import Plan, Product, Rearrange, Step, Tile, renumbered
 _ENOUGH_BLOCKS = 8
 
 
-def spread(plan: Plan, block: int, accumulate: bool | None = None) -> Plan:
+def spread(plan: Plan, block: int) -> Plan:
     """The plan with its long sums divided; ``block`` rows or columns are for one thread.
 
-    Not those of products that are accumulated over elements, as ``accumulate`` asks for: they are
-    spread over threads already (see ``accumulations``).
+    Not those of products that are accumulated over elements: they are spread over threads already
+    (see ``accumulations``).
     """
-    return _Spreader(plan, block, accumulations(plan, accumulate)[1]).plan()
+    return _Spreader(plan, block, accumulations(plan)[1]).plan()
 
 
 class _Spreader:
