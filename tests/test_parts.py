@@ -74,8 +74,8 @@ def little_room(monkeypatch: pytest.MonkeyPatch, cuda_lowering: None) -> Iterato
     monkeypatch.setenv("JAXMAGMA_CACHE_DIR", "off")
 
     def limit(nbytes: int) -> None:
-        def choose(plan: Any, given: Any, limits: Any) -> Any:
-            return model.choose(plan, given, replace(limits, shared_of_block=nbytes))
+        def choose(plan: Any, given: Any, limits: Any, *options: Any) -> Any:
+            return model.choose(plan, given, replace(limits, shared_of_block=nbytes), *options)
 
         monkeypatch.setattr(cuda, "choose", choose)
         forget()
