@@ -332,7 +332,7 @@ def test_shipped_tables_serve_the_suite(file: Path, cuda_lowering: None) -> None
     platform = "cuda" if file.stem.startswith("sm_") else "cpu"
     entries = Book(file, "").entries(file.stem)
     served = 0
-    for case in (suite.bk1(3), suite.bk1(9), suite.chain(8), suite.bk3(2)):
+    for case in (suite.bk1(15), suite.chain(7), suite.chain(9), suite.bk3(7)):
         ((program, extents),) = tuner.programs(case.function, *case.arguments(1e9))
         entry = entries.get(choices.entry_name(program, extents))
         if entry is not None:

@@ -6,7 +6,6 @@ of the parameters.
 
 import contextlib
 import dataclasses
-import importlib
 import json
 import subprocess
 import sys
@@ -23,9 +22,11 @@ import jaxmagma as jm
 from benchmarks import workloads
 from jaxmagma import choices, lowering
 from jaxmagma.choices import MODEL, PLAIN, Choice
+from jaxmagma.lowering.backends import BACKENDS
 from jaxmagma.lowering.cuda.architectures import LIMITS, Limits
 from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.kernel import Declined, Kernel
+from jaxmagma.lowering.space import Space, one, together
 from jaxmagma.program import ElementProgram
 from jaxmagma.tune import regret, rules, suite, tuner
 from jaxmagma.tune import search as climbing
@@ -34,7 +35,6 @@ from jaxmagma.tune.device import Device
 from jaxmagma.tune.race import TIE, Effort, pick, race
 from jaxmagma.tune.rules import Candidate
 from jaxmagma.tune.search import Found, Search
-from jaxmagma.tune.space import SPACES, Space, one, together
 from tests import test_cuda_compile
 from tests.cuda_programs import chain, mass, product
 
@@ -105,10 +105,10 @@ def search(machine: Pretended, space: Space, **options: Any) -> Found:
 # ---- The space -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("platform", SPACES)
+@pytest.mark.parametrize("platform", BACKENDS)
 def test_spaces_start_at_the_defaults(platform: str) -> None:
-    backend = importlib.import_module(f"jaxmagma.lowering.{platform}")
-    space = SPACES[platform]
+    backend = BACKENDS[platform]
+    space = backend.SPACE
     defaults = backend.Parameters()
     names = [name for dimension in space.dimensions for name in dimension.names]
     assert len(set(names)) == len(names)

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from jaxmagma.lowering import cpu, cuda
 from jaxmagma.lowering.kernel import Declined, Kernel
+from jaxmagma.lowering.space import Space
 from jaxmagma.lowering.target import Target
 from jaxmagma.plan import Plan
 from jaxmagma.program import ElementProgram
@@ -16,6 +17,10 @@ class Backend(Protocol):
     @property
     def Parameters(self) -> Callable[..., Any]:
         """What may be chosen of a kernel, by name; without names all is the model's choice."""
+
+    @property
+    def SPACE(self) -> Space:
+        """Of these, the ones that a tuner varies, and the values that it tries."""
 
     @property
     def planned(self) -> Callable[[ElementProgram], Plan]:

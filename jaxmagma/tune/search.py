@@ -24,10 +24,10 @@ import numpy as np
 from jaxmagma.choices import MODEL, PLAIN, Choice
 from jaxmagma.lowering.cuda.architectures import Limits
 from jaxmagma.lowering.kernel import Declined, Kernel
+from jaxmagma.lowering.space import Point, Space
 from jaxmagma.tune import rules
 from jaxmagma.tune.race import Effort, pick, race
 from jaxmagma.tune.rules import Candidate
-from jaxmagma.tune.space import Point, Space
 
 
 # Who runs the last race, beside the model's choice; and the part of the time kept for it.

@@ -25,7 +25,6 @@ from jaxmagma.program import ElementProgram
 from jaxmagma.tune.device import Device, platform_of
 from jaxmagma.tune.rules import NAMES, Candidate
 from jaxmagma.tune.search import Found, Search
-from jaxmagma.tune.space import SPACES
 
 
 @dataclass(frozen=True)
@@ -233,7 +232,7 @@ def programs(
     found: dict[tuple[ElementProgram, tuple[int, ...]], None] = {}
     for program, shapes in applications(needed):
         extents = program.batch_extents(shapes)
-        division = divide(program, extents, platform) if platform in SPACES else None
+        division = divide(program, extents, platform) if platform in BACKENDS else None
         parts = [program] if division is None else [part.program for part in division.parts]
         found.update(dict.fromkeys((part, extents) for part in parts))
     if not found:
@@ -256,14 +255,15 @@ def tune_program(
     """
     device = _device()
     platform = platform_of(device)
-    if platform not in SPACES:
+    if platform not in BACKENDS:
         raise ValueError(f"jm.tune: there is no backend for {platform}")
     machine = Device(program, extents, device)
     before = choices.choose(program, extents, platform)
     started = time.perf_counter()
     jax.block_until_ready(machine.inputs)
     incumbent = None if before.is_model else before
-    search = Search(machine, SPACES[platform], BACKENDS[platform].Parameters, seconds, incumbent)
+    backend = BACKENDS[platform]
+    search = Search(machine, backend.SPACE, backend.Parameters, seconds, incumbent)
     found = search.run()
     tuning = as_tuning(found, program, extents, machine.arch, time.perf_counter() - started)
     if not store:

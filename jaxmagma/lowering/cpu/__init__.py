@@ -63,6 +63,7 @@ from jaxmagma.lowering.cpu.expressions import NUMBERS
 from jaxmagma.lowering.cpu.lanes import DTYPES, GEMM, Encoder
 from jaxmagma.lowering.cpu.places import gathered
 from jaxmagma.lowering.kernel import Declined, Excess, Kernel
+from jaxmagma.lowering.space import Space, one
 from jaxmagma.lowering.target import Target
 from jaxmagma.plan import Plan, Pointwise, Product
 from jaxmagma.program import Gather, Place
@@ -105,6 +106,10 @@ class Parameters:
     def __post_init__(self) -> None:
         if self.block is not None and self.block < 1:
             raise ValueError(f"a block of {self.block}")
+
+
+# What is tried of them.
+SPACE = Space((one("block", None, 1, 2, 4, 8, 16, 32, 64),), plain=True)
 
 
 def lower(

@@ -49,6 +49,7 @@ from jaxmagma.lowering.cuda.model import (
 from jaxmagma.lowering.cuda.origins import resolvable
 from jaxmagma.lowering.cuda.panels import Panels, panels_of
 from jaxmagma.lowering.cuda.parameters import FREED
+from jaxmagma.lowering.cuda.parameters import SPACE as SPACE
 from jaxmagma.lowering.cuda.parameters import Parameters as Parameters
 from jaxmagma.lowering.cuda.source import Source
 from jaxmagma.lowering.cuda.source.tiles import Pointer

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from jaxmagma.lowering.space import Space, one, together
+
 
 # A block takes no more shared memory than every GPU since sm_80 has, unless one element needs more:
 # then what its GPU has.
@@ -53,3 +55,27 @@ class Parameters:
             raise ValueError(f"ahead={self.ahead} is none of {NEEDED}, {FREED}, {TWICE}")
         if self.groups is not None and self.groups > 1 and self.threads != WARP:
             raise ValueError(f"groups of {self.threads} threads: several in a block have 32 each")
+
+
+# What is tried of them.
+SPACE = Space(
+    (
+        # Threads of a group, and groups in a block: several if each is one warp.
+        together(
+            "threads",
+            "groups",
+            values=(
+                (None, None),
+                *((threads, 1) for threads in (256, 64, 128, 192, 96, 384, 512, 32)),
+                *((32, groups) for groups in (4, 8, 2)),
+            ),
+        ),
+        one("elements", None, 2, 4, 1, 8, 3, 6, 16, 12, 32),
+        one("min_blocks", None, 2, 4, 1, 3, 6, 8),
+        one("owner", None, "quads", "threads", "panels"),
+        one("fibres", None, 1, 2, 4),
+        one("slices", None, 1, 2, 4),
+        one("fetch", None, 0, 1, 2, 4),
+        one("ahead", None, FREED, NEEDED, TWICE),
+    )
+)

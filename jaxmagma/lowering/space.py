@@ -1,4 +1,4 @@
-"""The search space of each platform: what may vary, and the values it may have.
+"""What may vary of the kernels of a backend, and the values it may have.
 
 A dimension is one parameter of the backend's ``Parameters``, or several that only make sense
 together. Its first value is the default, and the others stand in the order in which they are tried,
@@ -90,30 +90,3 @@ def one(name: str, *values: Value) -> Dimension:
 def together(*names: str, values: tuple[tuple[Value, ...], ...]) -> Dimension:
     """Parameters of which not every combination makes sense."""
     return Dimension(names, values)
-
-
-CUDA = Space(
-    (
-        # Threads of a group, and groups in a block: several if each is one warp.
-        together(
-            "threads",
-            "groups",
-            values=(
-                (None, None),
-                *((threads, 1) for threads in (256, 64, 128, 192, 96, 384, 512, 32)),
-                *((32, groups) for groups in (4, 8, 2)),
-            ),
-        ),
-        one("elements", None, 2, 4, 1, 8, 3, 6, 16, 12, 32),
-        one("min_blocks", None, 2, 4, 1, 3, 6, 8),
-        one("owner", None, "quads", "threads", "panels"),
-        one("fibres", None, 1, 2, 4),
-        one("slices", None, 1, 2, 4),
-        one("fetch", None, 0, 1, 2, 4),
-        one("ahead", None, 1, 0, 2),
-    )
-)
-
-CPU = Space((one("block", None, 1, 2, 4, 8, 16, 32, 64),), plain=True)
-
-SPACES = {"cuda": CUDA, "cpu": CPU}
