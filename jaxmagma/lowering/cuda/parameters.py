@@ -77,5 +77,6 @@ SPACE = Space(
         one("slices", None, 1, 2, 4),
         one("fetch", None, 0, 1, 2, 4),
         one("ahead", None, FREED, NEEDED, TWICE),
+        one("shared_bytes", SHARED_BYTES, 227 << 10, 48 << 10),
     )
 )
