@@ -1,5 +1,7 @@
 """The package as installed: what it holds, what importing it costs, and what it does not load."""
 
+import ast
+import graphlib
 import importlib.metadata
 import importlib.resources
 import json
@@ -54,6 +56,33 @@ def test_run_time_dependencies() -> None:
 
     assert required_by("jaxmagma") == {"jax", "jaxlib", "numpy", "opt_einsum"}
     assert "scipy" in required_by("jax") & required_by("jaxlib")
+
+
+def imported() -> dict[str, set[str]]:
+    """What each module of the package imports of it."""
+    files = {
+        ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file
+        for file in (ROOT / "jaxmagma").rglob("*.py")
+    }
+    found: dict[str, set[str]] = {}
+    for name, file in files.items():
+        nodes = [x for x in ast.walk(ast.parse(file.read_text())) if isinstance(x, ast.ImportFrom)]
+        own = {f"{x.module}.{y.name}" for x in nodes for y in x.names}
+        found[name] = {x if x in files else x.rpartition(".")[0] for x in own} & files.keys()
+    return found
+
+
+FLOORS = ("program", "plan", "lowering", "primitive", "fuse", "tune")
+
+
+def test_no_module_imports_from_a_floor_above() -> None:
+    modules = imported()
+    graphlib.TopologicalSorter(modules).prepare()  # an error, if any import each other
+    for floor, *above in (FLOORS[n:] for n in range(len(FLOORS))):
+        below = {f"jaxmagma.{floor}"}
+        while more := {y for x in below for y in modules[x]} - below:
+            below |= more
+        assert below.isdisjoint(f"jaxmagma.{x}" for x in above), floor
 
 
 def test_checkout_finds_the_installed_native_module() -> None:
