@@ -77,7 +77,7 @@ def compiler() -> str | None:
 def _options() -> list[str]:
     checks = os.environ.get("JAXMAGMA_SANITIZE")
     sanitize = [f"-fsanitize={checks}", "-fno-sanitize-recover=all", "-g1"] if checks else []
-    return ["-std=c++17", "-fPIC", "-O1", "-w", f"-I{ROOT / 'cuda'}", *sanitize]
+    return ["-std=c++17", "-fPIC", "-O0", "-w", f"-I{ROOT / 'cuda'}", *sanitize]
 
 
 @functools.cache
