@@ -188,12 +188,3 @@ def _varying(x: Any) -> frozenset[str]:
     # `.mat` is where every supported release keeps it.
     kind = getattr(jax.typeof(x), "mat", None)
     return frozenset(getattr(kind, "varying", ()) or ())
-
-
-def explicit_sharding(arguments: Sequence[Any]) -> bool:
-    """Whether any argument's sharding is part of its type."""
-    for x in arguments:
-        sharding = getattr(jax.typeof(x), "sharding", None)
-        if sharding is not None and getattr(sharding.mesh, "_any_axis_explicit", False):
-            return True
-    return False

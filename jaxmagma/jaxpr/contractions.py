@@ -1,13 +1,30 @@
 """Products of tiles, and sums along their axes."""
 
+from typing import Any
+
 from jax.extend.core import JaxprEqn
 
 from jaxmagma.jaxpr.tiles import LARGEST_COMPONENT, Read, Tile, Tiles
 from jaxmagma.labels import letters
 
 
+def labels_of(dimension_numbers: Any, left_rank: int, right_rank: int) -> tuple[str, str, str]:
+    """The labels of two factors of so many axes, and of their product."""
+    (left_summed, right_summed), (left_batch, right_batch) = dimension_numbers
+    labels = letters(left_rank + right_rank)
+    left, names = labels[:left_rank], iter(labels[left_rank:])
+    shared = dict(zip((*right_summed, *right_batch), (*left_summed, *left_batch), strict=True))
+    right = "".join(
+        left[shared[axis]] if axis in shared else next(names) for axis in range(right_rank)
+    )
+    output = "".join(left[axis] for axis in left_batch)
+    output += "".join(x for n, x in enumerate(left) if n not in left_summed and n not in left_batch)
+    output += "".join(x for n, x in enumerate(right) if n not in shared)
+    return left, right, output
+
+
 def dot_general(reader: Tiles, equation: JaxprEqn, left: Read, right: Read) -> Read:
-    (left_summed, right_summed), (left_batch, right_batch) = equation.params["dimension_numbers"]
+    _, (left_batch, right_batch) = equation.params["dimension_numbers"]
     if left_batch and isinstance(left, Tile) and isinstance(right, Tile):
         # Small matrices at every point: products of their components, point by point.
         small = {
@@ -21,18 +38,9 @@ def dot_general(reader: Tiles, equation: JaxprEqn, left: Read, right: Read) -> R
             if axis not in right_batch and extent <= LARGEST_COMPONENT:
                 right = reader.components(right, axis)
     left_shape, right_shape = reader.shape(left), reader.shape(right)
-    labels = letters(len(left_shape) + len(right_shape))
-    left_labels, names = labels[: len(left_shape)], iter(labels[len(left_shape) :])
-    shared = dict(zip((*right_summed, *right_batch), (*left_summed, *left_batch), strict=True))
-    right_labels = "".join(
-        left_labels[shared[axis]] if axis in shared else next(names)
-        for axis in range(len(right_shape))
+    left_labels, right_labels, output = labels_of(
+        equation.params["dimension_numbers"], len(left_shape), len(right_shape)
     )
-    output = "".join(left_labels[axis] for axis in left_batch)
-    output += "".join(
-        x for n, x in enumerate(left_labels) if n not in left_summed and n not in left_batch
-    )
-    output += "".join(x for n, x in enumerate(right_labels) if n not in shared)
     sizes = dict(zip(left_labels + right_labels, left_shape + right_shape, strict=True))
     terms = [(reader.value(left), left_labels), (reader.value(right), right_labels)]
     return Tile(reader.builder.contract(terms, output, sizes))

@@ -8,6 +8,7 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 
 from jaxmagma.jaxpr.calls import CALLS, inner_jaxpr
+from jaxmagma.jaxpr.contractions import labels_of
 from jaxmagma.jaxpr.equations import (
     Rule,
     Unsupported,
@@ -65,10 +66,8 @@ def _iota(dtype: Any, shape: Sequence[int], dimension: int) -> Any:
 
 def _converted(x: np.ndarray, new_dtype: Any) -> np.ndarray:
     """What is converted without being rounded, or is rounded to the nearest number."""
-    if "f" not in (np.dtype(new_dtype).kind, x.dtype.kind) or x.dtype.kind not in "biuf":
+    if x.dtype.kind not in "biuf" or np.dtype(new_dtype).kind not in "fc":
         raise Unsupported(f"{x.dtype} to {new_dtype}")
-    if np.dtype(new_dtype).kind not in "fc":
-        raise Unsupported(f"{x.dtype} to {new_dtype}, which ends somewhere")
     return x.astype(new_dtype)
 
 
@@ -77,13 +76,10 @@ def _product(
 ) -> np.ndarray:
     if not left.dtype == right.dtype == preferred_element_type or left.dtype.kind not in "fc":
         raise Unsupported("a product of several dtypes")
-    (summed, other), (batch, other_batch) = dimension_numbers
-    rows = [n for n in range(left.ndim) if n not in (*summed, *batch)]
-    columns = [n + left.ndim for n in range(right.ndim) if n not in (*other, *other_batch)]
-    named = dict(zip((*other, *other_batch), (*summed, *batch), strict=True))
-    own = [named.get(n, n + left.ndim) for n in range(right.ndim)]
-    axes = [list(range(left.ndim)), own, [*batch, *rows, *columns]]
-    return np.asarray(np.einsum(left, axes[0], right, axes[1], axes[2]))
+    one, other, output = labels_of(dimension_numbers, left.ndim, right.ndim)
+    if not (one + other).isascii():
+        raise Unsupported("a product of more axes than NumPy has letters for")
+    return np.asarray(np.einsum(f"{one},{other}->{output}", left, right))
 
 
 _USUAL = {"sharding": nothing}

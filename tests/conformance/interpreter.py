@@ -244,6 +244,7 @@ def program(program: ElementProgram, *arguments: Array) -> list[Array]:
                 product: Any = None
                 for value, own in operation.terms:
                     if len(set(own)) != len(own):
+                        # Compositions make none: terms are then values at its places.
                         raise NotImplementedError("a diagonal")
                     term = wide(value, own, "".join(labels))
                     product = term if product is None else product * term
@@ -276,6 +277,7 @@ def program(program: ElementProgram, *arguments: Array) -> list[Array]:
                 flat[..., free] = 0
                 made = flat.reshape((*common, *operation.tile))
             else:
+                # Of vectors that all elements share, which no composition has.
                 raise NotImplementedError(operation)
             values.append(made.astype(program.dtype, copy=False))
     results = []

@@ -278,15 +278,12 @@ def _form(
                 places[number] = field.offset
                 form.append(replace(field, offset=0))
             else:
-                form.append((_without_operands(field), tuple(map(told, field.operands))))
+                own = field if isinstance(field, Number) else replace(field, operands=())
+                form.append((own, tuple(map(told, field.operands))))
         for store in part.stores:
             places[store] = store.offset
             form.append((replace(store, offset=0, field=0), told(store.field)))
     return tuple(form), places
-
-
-def _without_operands(field: Field) -> Field:
-    return field if isinstance(field, Number | Load) else replace(field, operands=())
 
 
 # ---- Registers -----------------------------------------------------------------------------------
