@@ -41,12 +41,14 @@ threads() {
 # beyond its end is seen; kernels that are not ours run unchecked. The tool follows no process that XLA
 # starts: it ended by signal 11 where it did. After LIMIT seconds, if given, all are interrupted and say
 # what they have found. The step fails unless every process says that its tests passed and that there
-# was no error; warnings are in the logs, after the names of their tests. Where there are two GPUs, every
-# other process has the second first.
+# was no error; warnings are in the logs, after the names of their tests. Where there are several GPUs,
+# processes have two each, and take turns with them.
 sanitized() {
-  local tool=$1 omitted=$2 number at all=() own=() gpus=(0,1 1,0)
+  local tool=$1 omitted=$2 number at all=() own=() gpus=() count
   shift 2
-  (($(nvidia-smi --list-gpus | wc -l) > 1)) || gpus=(0)
+  count=$(nvidia-smi --list-gpus | wc -l)
+  for ((number = 0; number < count; ++number)); do gpus+=("$number,$(((number + 1) % count))"); done
+  ((count > 1)) || gpus=(0)
   mapfile -t all < <("$python" -P -m pytest -q -p no:cacheprovider --collect-only -m gpu \
     -k "not ($omitted)" tests | grep ::)
   local shards=${SHARDS:-$((4 * $(nproc)))} deadline=${LIMIT:+$((SECONDS + LIMIT))}
