@@ -10,8 +10,10 @@ multiplying two bases makes a larger one.  Both follow from giving the batch a s
 a large extent.
 
 The natural order of an operator is that tiles go through their bases one by one, meet at the
-points, and go back: fibre by fibre, in registers.  Another one has to be cheaper by more than a
-tenth.  (``opt_einsum`` counts a multiplication alone like one with an addition.)
+points, each other and weights there, and go back: fibre by fibre, in registers.  Another one has to
+be cheaper by more than a tenth, where a shared operand counts as loads if each of its values is
+multiplied once, as those of a basis times weights are.  (``opt_einsum`` counts no loads, and a
+multiplication alone like one with an addition.)
 
 **Order of a sum factorisation.**  The mode products of a tensor-product operator,
 ``B_x B_y B_z u``, commute and usually cost the same in any order.  On the way in, the slowest axis
@@ -216,6 +218,16 @@ class Plan:
         alone = not self.program.batch_rank
         return sum(s.flops for n, s in self.numbered_steps() if alone or self.tiles[n].batched)
 
+    @property
+    def cost(self) -> int:
+        """These operations, and loads of shared operands of which each value is multiplied once."""
+        loads = 0
+        for step in self.steps:
+            if isinstance(step, Product) and step.paired:
+                batched = [self.tiles[x].batched for x in step.operands]
+                loads += math.prod(step.extents.values()) * (any(batched) and not all(batched))
+        return self.flops + loads
+
     def numbered_steps(self) -> list[tuple[int, Step]]:
         """The steps with the number of the tile each one makes."""
         return list(enumerate(self.steps, start=len(self.program.inputs)))
@@ -249,7 +261,7 @@ class Plan:
 @remembered
 def plan(program: ElementProgram, middle: Middle = "second") -> Plan:
     """Chooses the order of every contraction of ``program``."""
-    return min(_planned(program, middle, narrow=False), key=lambda x: x.flops)
+    return min(_planned(program, middle, narrow=False), key=lambda x: x.cost)
 
 
 @remembered
@@ -383,6 +395,9 @@ def _by_modes(
         if apply_basis():
             continue
         tiles = [n for n in alive if n >= len(terms) or batched[n]]
+        if len(tiles) == 1:
+            weights = (n for n in alive if n not in tiles and alive[n] <= alive[tiles[0]])
+            tiles = [*weights, *tiles]
         if len(tiles) < 2:
             return None
         left, right = tiles[-2:]
@@ -403,7 +418,11 @@ def _cost(
     batched: tuple[bool, ...],
     pairs: Sequence[tuple[int, int]],
 ) -> tuple[int, int]:
-    """The operations of an order for each element, and the values of the largest tile it makes."""
+    """The operations of an order for each element, and the values of the largest tile it makes.
+
+    A value of a shared operand is loaded for each of its multiplications, unless it is multiplied
+    with a whole fibre or more of an element.
+    """
     alive = {n: (set(x), batched[n]) for n, x in enumerate(terms)}
     total = largest = 0
     for number, pair in enumerate(pairs, start=len(terms)):
@@ -411,8 +430,9 @@ def _cost(
         later = set(output).union(*(x for x, _ in alive.values()))
         made = (left | right) & later
         if many or more:
-            adds = 2 if (left | right) - made else 1
-            total += adds * math.prod(extents[x] for x in left | right)
+            adds = bool((left | right) - made)
+            loads = not (many and more) and bool(left & right & made)
+            total += (1 + adds + loads) * math.prod(extents[x] for x in left | right)
             largest = max(largest, math.prod(extents[x] for x in made))
         alive[number] = made, many or more
     return total, largest
@@ -447,6 +467,14 @@ def _modes_in_order(
                     return matrix, tile
         return None
 
+    def unweighted(number: int) -> int:
+        """The tile that one is, before it was multiplied by weights."""
+        if number >= count:
+            for weights, tile in (pairs[number - count], pairs[number - count][::-1]):
+                if weights < count and not batched[weights] and labels[tile] == labels[number]:
+                    return unweighted(tile)
+        return number
+
     ordered = list(pairs)
     position = 0
     while position < len(pairs):
@@ -465,9 +493,10 @@ def _modes_in_order(
                 found = None
         if len(run) > 1:
             made = output if links[-1] == len(pairs) - 1 else labels[count + links[-1]]
+            origin = unweighted(start)
             way_in = start < count and not (computed and computed[start])
             # What is computed has its own order of axes; what is asked for may have any.
-            way_out = labels[start] if start < count else made
+            way_out = labels[start] if origin < count else made
             matrices = [terms[m] for m in run]
             best = _best_run(matrices, labels[start], way_out, extents, way_in, middle)
             tile = start

@@ -37,6 +37,7 @@ from jaxmagma.jaxpr import (
     is_empty,
     is_extended,
     is_pure,
+    makes_table,
 )
 from jaxmagma.lines import Line, Lines, Variable, differentiated, inlined, variables
 from jaxmagma.normal import normal_form
@@ -334,7 +335,7 @@ def evaluate(lines: Lines, operands: Sequence[Operand], single: bool = False) ->
                 raise Unsupported("a solver in a derivative")
             if _is_outside(found):
                 raise Unsupported("arithmetic of integers that operands are")
-            if any(isinstance(x, unknown) for x in found):
+            if any(isinstance(x, unknown) for x in found) or makes_table(line.equation, dtype):
                 made: Sequence[Any] = segment.add(line, found)
             else:
                 made = evaluated(line.equation, found)

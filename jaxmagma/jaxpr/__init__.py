@@ -8,6 +8,7 @@ equation, and ``reader.py`` goes by the table.
 """
 
 from jaxmagma.jaxpr.calls import has_own_rule, inner_jaxpr
+from jaxmagma.jaxpr.contractions import makes_table
 from jaxmagma.jaxpr.control import scan_counts
 from jaxmagma.jaxpr.equations import (
     Unsupported,
@@ -42,6 +43,7 @@ __all__ = [
     "is_empty",
     "is_extended",
     "is_pure",
+    "makes_table",
     "nested",
     "pointwise_rule",
     "scan_counts",

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import numpy as np
 from jax.extend.core import JaxprEqn
 
+from jaxmagma.jaxpr.equations import aval
 from jaxmagma.jaxpr.tiles import LARGEST_COMPONENT, Read, Tile, Tiles
 from jaxmagma.labels import letters
 
@@ -23,9 +25,22 @@ def labels_of(dimension_numbers: Any, left_rank: int, right_rank: int) -> tuple[
     return left, right, output
 
 
+def makes_table(equation: JaxprEqn, dtype: np.dtype) -> bool:
+    """Whether known arrays are multiplied to a larger one, as a basis and weights are.
+
+    That is none of the known ones: the plan may apply one after the other to an element.
+    """
+    if equation.primitive.name != "dot_general":
+        return False
+    made, *given = [aval(x) for x in (*equation.outvars, *equation.invars)]
+    return made.dtype == dtype and made.size > max(x.size for x in given)
+
+
 def dot_general(reader: Tiles, equation: JaxprEqn, left: Read, right: Read) -> Read:
     _, (left_batch, right_batch) = equation.params["dimension_numbers"]
-    if left_batch and isinstance(left, Tile) and isinstance(right, Tile):
+    if left_batch and all(
+        isinstance(x, Tile) and not reader.builder.is_known(x.value) for x in (left, right)
+    ):
         # Small matrices at every point: products of their components, point by point.
         small = {
             axis

@@ -10,6 +10,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jaxmagma import integers
 from jaxmagma.functions import ROUNDINGS
 from jaxmagma.jaxpr.calls import inner_jaxpr
+from jaxmagma.jaxpr.contractions import makes_table
 from jaxmagma.jaxpr.equations import Unsupported, aval, interpreted, is_empty, is_extended
 from jaxmagma.jaxpr.known import evaluated
 from jaxmagma.jaxpr.narrow import is_rounded, narrower
@@ -32,7 +33,7 @@ class Reader(Tiles):
         inner = inner_jaxpr(equation)
         if inner is not None:
             return self.jaxpr(inner, operands)
-        if not any(isinstance(x, Tile) for x in operands):
+        if not any(isinstance(x, Tile) for x in operands) and not makes_table(equation, self.dtype):
             return list(evaluated(equation, operands))
         if made and all(map(is_empty, made)):
             return [np.zeros(x.shape, x.dtype) for x in made]
