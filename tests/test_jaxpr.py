@@ -13,6 +13,7 @@ import jaxmagma as jm
 from jaxmagma import reference
 from jaxmagma.builder import Builder
 from jaxmagma.jaxpr import POINTWISE, RULES, Reader, Tile, Unsupported, inner_jaxpr
+from jaxmagma.plan import plan
 from jaxmagma.program import ElementProgram, Input, Map, Output
 from tests.einsums import assert_close
 from tests.jaxprs import equations
@@ -68,6 +69,25 @@ def test_small_matrices_at_every_point_are_components() -> None:
     kinds = operations(function, (9, 2, 2), (9, 2))
     assert "Contract" not in kinds
     assert kinds.count("mul") == 4 and kinds.count("add") == 2
+
+
+def test_a_table_of_a_tensor_product_is_applied_axis_by_axis() -> None:
+    """Also where the function has multiplied the bases of its axes, with weights, before."""
+    rng = np.random.default_rng(0)
+    b, weights = rng.uniform(size=(6, 4)), rng.uniform(size=(6, 6, 6))
+
+    def mass(u: jax.Array) -> jax.Array:
+        table = jnp.einsum("xa,yb,zc->xyzabc", b, b, b)
+        return jnp.einsum("xyzabc,xyz,xyz->abc", table, weights, table_times(table, u))
+
+    def table_times(table: jax.Array, u: jax.Array) -> jax.Array:
+        return jnp.einsum("xyzabc,abc->xyz", table, u)
+
+    program = read(mass, (4, 4, 4))
+    sweeps = 6 * 4**3 + 6 * 6 * 4 * 4 + 6**3 * 4
+    assert plan(program).flops == 2 * 2 * sweeps + 6**3
+    u = rng.uniform(size=(3, 4, 4, 4))
+    assert_close(jax.jit(jm.fuse(mass))(u), jax.vmap(mass)(u))
 
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {

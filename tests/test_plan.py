@@ -133,6 +133,17 @@ def test_operators_with_few_nodes_keep_to_fibres(q: int) -> None:
     ] * 2
 
 
+@pytest.mark.parametrize("n", [2, 3, 6])
+def test_weights_at_points_are_part_of_no_basis(n: int) -> None:
+    """A basis times weights would be one of its own for every line."""
+    q = n + 1
+    b, weights = (q, n), (q, q, q)
+    shapes = (b, b, b, weights, (ELEMENTS, q, q, q))
+    planned = plan_of("xa,yb,zc,xyz,exyz->eabc", *shapes)
+    assert not any(step.contracted and step.paired for step in products(planned))
+    assert planned.flops == q**3 + 2 * (q**3 * n + q * q * n * n + q * n**3)
+
+
 def test_another_order_must_be_much_cheaper() -> None:
     """Weights at many points of one node each: their sums with products of bases come first."""
     b = (20, 1)
