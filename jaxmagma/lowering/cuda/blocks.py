@@ -372,7 +372,7 @@ class Block:
         if question not in self._groups:
             scheduler = Scheduler(self.plan, self.skipped, self.quads, self.halves, kept)
             self._groups[question] = scheduler.stages()
-        return [x.copy() if isinstance(x, Sweep) else x for x in self._groups[question]]
+        return self._groups[question]
 
     def _whole_sums(self) -> set[int]:
         """The sums that every thread has whole: small ones, of fibres that threads own."""

@@ -6,7 +6,8 @@ Often the other is there as well: the derivative of a mode product by its matrix
 what goes into it and of what comes back, and both are on the same lines.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from jaxmagma.lowering.cuda.origins import Origin
 from jaxmagma.lowering.cuda.sweeps import (
@@ -26,12 +27,13 @@ BEFORE = -1
 
 
 def with_outers(
-    stages: list[Stage], terms: Iterable[Accumulation], origins: Mapping[int, Origin]
+    stages: Sequence[Stage], terms: Iterable[Accumulation], origins: Mapping[int, Origin]
 ) -> list[Stage]:
     """The stages with each term where it takes the fewest loads: in a sweep, or in one of its own.
 
     ``origins`` are of tiles whose values are part of others.
     """
+    stages = list(stages)
     made = {tile: n for n, stage in enumerate(stages) for tile in made_by(stage)}
     own: dict[int, list[Stage]] = {}  # sweeps that follow each stage
     for term in terms:
@@ -49,15 +51,18 @@ def with_outers(
             _, position, outer = min(places, key=lambda x: x[:2])
             sweep = stages[position]
             assert isinstance(sweep, Sweep)
+            stages[position] = _with_outer(sweep, outer)
         else:
-            sweep, outer = _alone(term)
-            own.setdefault(max(ready.values()), []).append(sweep)
-        sweep.outers.append(outer)
-        sweep.loads += [x for x in outer.operands if x not in _at_hand(sweep)]
+            own.setdefault(max(ready.values()), []).append(_with_outer(*_alone(term)))
     found = own.get(BEFORE, [])
     for position, stage in enumerate(stages):
         found += [stage, *own.get(position, [])]
     return found
+
+
+def _with_outer(sweep: Sweep, outer: Outer) -> Sweep:
+    loads = (x for x in outer.operands if x not in _at_hand(sweep))
+    return replace(sweep, loads=(*sweep.loads, *loads), outers=(*sweep.outers, outer))
 
 
 def _at_hand(sweep: Sweep) -> list[Value]:

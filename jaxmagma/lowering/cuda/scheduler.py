@@ -45,6 +45,49 @@ LIVE_REGISTERS = 176
 MOST_LOADS = 6
 
 
+class Draft:
+    """A sweep that steps still join."""
+
+    def __init__(self, lines: str, extents: Mapping[str, int]) -> None:
+        self.lines = lines
+        self.extents = extents
+        self.lanes = 1
+        self.loads: list[Value] = []
+        self.moves: list[Move] = []
+        self.tiles: dict[int, Value] = {}  # what it computes
+
+    @property
+    def sweep(self) -> Sweep:
+        return Sweep(self.lines, self.extents, self.lanes, tuple(self.loads), tuple(self.moves))
+
+    @property
+    def single(self) -> bool:
+        """Whether all fibres are single values."""
+        return self.sweep.single
+
+    def operand(self, tile: int, labels: str, length: int) -> Value:
+        """A tile in registers: made in this sweep, or read."""
+        if tile in self.tiles:
+            return self.tiles[tile]
+        value = Value(tile, labels, length if ALONG in labels else 1)
+        if value not in self.loads:
+            self.loads.append(value)
+        return value
+
+    def add(self, move: Move) -> None:
+        self.moves.append(move)
+        self.tiles[move.result.tile] = move.result
+
+    def copy(self) -> "Draft":
+        draft = copy.copy(self)
+        draft.become(self)
+        return draft
+
+    def become(self, other: "Draft") -> None:
+        """Has what another one has, on the same lines."""
+        self.loads, self.moves, self.tiles = [*other.loads], [*other.moves], {**other.tiles}
+
+
 class Scheduler:
     """Groups the steps of ``plan`` into stages; tiles of ``skipped`` nobody needs on chip.
 
@@ -93,7 +136,7 @@ class Scheduler:
             sweep = None if isinstance(step, Place) else self._open(number, step)
             if sweep is not None:
                 self._fill(sweep)
-                stages.append(sweep)
+                stages.append(sweep.sweep)
                 self.ready |= sweep.tiles.keys()
                 continue
             if isinstance(step, Place):
@@ -185,7 +228,7 @@ class Scheduler:
 
     # ---- Opening a sweep -------------------------------------------------------------------------
 
-    def _open(self, number: int, step: Product | Rearrange | Pointwise) -> Sweep | None:
+    def _open(self, number: int, step: Product | Rearrange | Pointwise) -> Draft | None:
         extents = step.extents
         mode = self.modes.get(number)
         if mode is not None:
@@ -197,7 +240,7 @@ class Scheduler:
         summed = self.summed[number]
         if len(summed) > (1 if isinstance(step, Rearrange) else 0):
             return None
-        best: Sweep | None = None
+        best: Draft | None = None
         for along in self._fibres(number, step, summed):
             sweep, names = self._empty(step.output_labels, along, extents)
             if self.quads and along and not summed:
@@ -208,7 +251,7 @@ class Scheduler:
                 best = best or sweep
         return best
 
-    def _reaches_mode(self, sweep: Sweep) -> bool:
+    def _reaches_mode(self, sweep: Draft) -> bool:
         """Whether a mode product joins the sweep, if it is filled."""
         trial = sweep.copy()
         self._trial()._fill(trial)
@@ -218,10 +261,10 @@ class Scheduler:
 
     def _empty(
         self, labels: str, along: str, extents: dict[str, int]
-    ) -> tuple[Sweep, dict[str, str]]:
+    ) -> tuple[Draft, dict[str, str]]:
         """A sweep over all ``labels`` but one, and what they are called there."""
         names = dict(zip((x for x in labels if x != along), LABELS, strict=False))
-        sweep = Sweep("".join(names.values()), {names[x]: extents[x] for x in names})
+        sweep = Draft("".join(names.values()), {names[x]: extents[x] for x in names})
         return sweep, names
 
     def _fibres(
@@ -263,7 +306,7 @@ class Scheduler:
 
     # ---- Filling it ------------------------------------------------------------------------------
 
-    def _fill(self, sweep: Sweep) -> None:
+    def _fill(self, sweep: Draft) -> None:
         """Lets every step that fits join the sweep."""
         while True:
             before = len(sweep.moves)
@@ -284,7 +327,7 @@ class Scheduler:
             if len(sweep.moves) == before:
                 return
 
-    def _join_pointwise(self, sweep: Sweep) -> None:
+    def _join_pointwise(self, sweep: Draft) -> None:
         """Lets pointwise steps join, groups that belong together all or none."""
         group = self._closure(sweep)
         # A step whose pointwise consumers are left behind would hand on more than it takes.
@@ -314,7 +357,7 @@ class Scheduler:
             if self._joined(trial, rest) and len(self._handed_on(trial)) <= handed:
                 self._join(sweep, rest)
 
-    def _join_neighbour(self, sweep: Sweep) -> None:
+    def _join_neighbour(self, sweep: Draft) -> None:
         """Lets an operation on other tiles of the same shape join a sweep of single values."""
         shape = [sweep.extents[x] for x in sweep.lines]
         for number, step in self.todo.items():
@@ -327,7 +370,7 @@ class Scheduler:
                 del self.todo[number]
                 return
 
-    def _join_branch(self, sweep: Sweep) -> None:
+    def _join_branch(self, sweep: Draft) -> None:
         """Lets a product along the same lines join, with the functions that its operand is of."""
         lines = [sweep.extents[x] for x in sweep.lines]
         for number, mode in self.modes.items():
@@ -341,7 +384,7 @@ class Scheduler:
             names = dict(zip(own, sweep.lines, strict=True))
             joined = sweep.copy()
             if self._drawn_in(joined, mode.tile, group, names) and self._joined(joined, [number]):
-                sweep.loads, sweep.moves, sweep.tiles = joined.loads, joined.moves, joined.tiles
+                sweep.become(joined)
                 for made in joined.tiles.keys() & self.todo.keys():
                     del self.todo[made]
                 return
@@ -359,7 +402,7 @@ class Scheduler:
                 waiting.append(operand)
         return group
 
-    def _closure(self, sweep: Sweep) -> list[int]:
+    def _closure(self, sweep: Draft) -> list[int]:
         """Pointwise steps that could be done in the sweep, and lead from it or to what does."""
         made = sweep.tiles.keys()
         possible: dict[int, bool] = {}  # and whether it comes from the sweep
@@ -395,21 +438,21 @@ class Scheduler:
             parts.setdefault(root(number), []).append(number)
         return list(parts.values())
 
-    def _handed_on(self, sweep: Sweep) -> list[int]:
+    def _handed_on(self, sweep: Draft) -> list[int]:
         made = sweep.tiles.keys()
         return [n for n in made if any(c not in made for c in self.consumers.get(n, []))]
 
-    def _join(self, sweep: Sweep, group: list[int]) -> bool:
+    def _join(self, sweep: Draft, group: list[int]) -> bool:
         """Adds steps to the sweep, if all of them fit."""
         trial = sweep.copy()
         if not self._joined(trial, group):
             return False
-        sweep.loads, sweep.moves, sweep.tiles = trial.loads, trial.moves, trial.tiles
+        sweep.become(trial)
         for number in group:
             self.todo.pop(number, None)
         return True
 
-    def _joined(self, sweep: Sweep, group: list[int]) -> bool:
+    def _joined(self, sweep: Draft, group: list[int]) -> bool:
         """Adds steps to the sweep; it is of no use if one does not fit."""
         inside = set(group)
         # Those that touch the sweep come first: they say what labels are called.
@@ -428,10 +471,10 @@ class Scheduler:
                         heapq.heappush(touching, consumer)
         if not inside <= sweep.tiles.keys():
             return False
-        return sweep.single or live_registers(self.plan, sweep, self.split) <= self.most
+        return sweep.single or live_registers(self.plan, sweep.sweep, self.split) <= self.most
 
     def _drawn_in(
-        self, sweep: Sweep, number: int, inside: set[int], wanted: Mapping[str, str] | None = None
+        self, sweep: Draft, number: int, inside: set[int], wanted: Mapping[str, str] | None = None
     ) -> bool:
         """Adds a step to the sweep, after those of ``inside`` that it needs.
 
@@ -487,7 +530,7 @@ class Scheduler:
         return True
 
     def _mode_names(
-        self, sweep: Sweep, step: Product | Rearrange | Pointwise, mode: Mode
+        self, sweep: Draft, step: Product | Rearrange | Pointwise, mode: Mode
     ) -> dict[str, str] | None:
         """The lines of a mode product as lines of the sweep, if they can be the same."""
         if sweep.lanes == QUAD and not _for_quads(mode, step.extents):
@@ -505,18 +548,9 @@ class Scheduler:
 
     # ---- Adding an operation ---------------------------------------------------------------------
 
-    def _operand(self, sweep: Sweep, tile: int, labels: str, length: int) -> Value:
-        """A tile in registers: made in this sweep, or read."""
-        if tile in sweep.tiles:
-            return sweep.tiles[tile]
-        value = Value(tile, labels, length if ALONG in labels else 1)
-        if value not in sweep.loads:
-            sweep.loads.append(value)
-        return value
-
     def _add_mode(
         self,
-        sweep: Sweep,
+        sweep: Draft,
         number: int,
         step: Product | Rearrange | Pointwise,
         mode: Mode,
@@ -533,14 +567,14 @@ class Scheduler:
             return mode.matrix_labels.index(label) if label else None
 
         length = extents.get(mode.contracted, 1)
-        operand = self._operand(sweep, mode.tile, labels(mode.tile_labels), length)
+        operand = sweep.operand(mode.tile, labels(mode.tile_labels), length)
         result = Value(number, labels(step.output_labels), extents.get(mode.new, 1))
         matrix = Matrix(mode.matrix, axis(mode.new), axis(mode.contracted))
         sweep.add(Move(step, result, (operand,), matrix))
 
     def _add_pointwise(
         self,
-        sweep: Sweep,
+        sweep: Draft,
         number: int,
         step: Product | Rearrange | Pointwise,
         names: dict[str, str],
@@ -572,9 +606,7 @@ class Scheduler:
         for operand, own in operands:
             if operand in sweep.tiles and sweep.tiles[operand].labels != labels(own):
                 return False
-        values = tuple(
-            self._operand(sweep, operand, labels(own), length) for operand, own in operands
-        )
+        values = tuple(sweep.operand(operand, labels(own), length) for operand, own in operands)
         result = Value(number, labels(output), length if along in output and along else 1)
         sweep.add(Move(step, result, values))
         return True

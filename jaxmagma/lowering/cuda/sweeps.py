@@ -15,8 +15,9 @@ If the result is only summed over elements, it is an ``Accumulation``: warps own
 """
 
 import math
-from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -110,7 +111,7 @@ class Outer:
         return self.left, self.right
 
 
-@dataclass
+@dataclass(frozen=True)
 class Sweep:
     """Operations on fibres; ``lines`` are the labels spread over threads, the last one fastest.
 
@@ -118,42 +119,33 @@ class Sweep:
     """
 
     lines: str
-    extents: dict[str, int]
+    extents: Mapping[str, int]
     lanes: int = 1
-    loads: list[Value] = field(default_factory=list)
-    moves: list[Move] = field(default_factory=list)
-    tiles: dict[int, Value] = field(default_factory=dict)  # what the sweep computes
-    outers: list[Outer] = field(default_factory=list)
+    loads: tuple[Value, ...] = ()
+    moves: tuple[Move, ...] = ()
+    outers: tuple[Outer, ...] = ()
 
-    def add(self, move: Move) -> None:
-        self.moves.append(move)
-        self.tiles[move.result.tile] = move.result
+    @cached_property
+    def tiles(self) -> dict[int, Value]:
+        """What the sweep computes."""
+        return {move.result.tile: move.result for move in self.moves}
 
     @property
     def count(self) -> int:
         return math.prod(self.extents[label] for label in self.lines)
 
-    @property
+    @cached_property
     def single(self) -> bool:
         """Whether all fibres are single values."""
-        return all(value.length == 1 for value in [*self.loads, *self.tiles.values()])
+        return all(value.length == 1 for value in (*self.loads, *self.tiles.values()))
 
     @property
     def light(self) -> bool:
         """Whether a thread had better be at several places at a time."""
         return self.single and len(self.moves) <= LIGHT_MOVES
 
-    def copy(self) -> "Sweep":
-        return replace(
-            self,
-            loads=[*self.loads],
-            moves=[*self.moves],
-            tiles={**self.tiles},
-            outers=[*self.outers],
-        )
 
-
-@dataclass
+@dataclass(frozen=True)
 class Gemm:
     """``out = sum_k left right`` of two tiles of one element, or a sum of one tile (no right)."""
 
@@ -161,7 +153,7 @@ class Gemm:
     step: Product | Rearrange
 
 
-@dataclass
+@dataclass(frozen=True)
 class Assembly:
     """Parts of a tile put together in shared memory."""
 
@@ -330,7 +322,7 @@ def outers_after(sweep: Sweep) -> list[list[Outer]]:
     return found
 
 
-def grouped(moves: list[Move]) -> list[list[Move]]:
+def grouped(moves: Sequence[Move]) -> list[list[Move]]:
     """Runs of pointwise operations on fibres of one length; others alone."""
     groups: list[list[Move]] = []
     for move in moves:
@@ -351,8 +343,6 @@ def copy_sweep(plan: Plan, tile: int) -> Sweep:
     """Reads a tile, one value a thread, for an output that is an input or for staging."""
     shape = plan.tiles[tile].shape
     labels = LABELS[: len(shape)]
-    sweep = Sweep(labels, dict(zip(labels, shape, strict=True)))
     value = Value(tile, labels)
-    sweep.loads.append(value)
-    sweep.add(Move(None, value, (value,)))
-    return sweep
+    move = Move(None, value, (value,))
+    return Sweep(labels, dict(zip(labels, shape, strict=True)), loads=(value,), moves=(move,))

@@ -1,5 +1,7 @@
 """Sweeps: loads of fibres, products with matrices, pointwise functions, stores."""
 
+from collections.abc import Sequence
+
 from jaxmagma.lowering.cuda.functors import FUNCTORS
 from jaxmagma.lowering.cuda.source.matrices import Matrices
 from jaxmagma.lowering.cuda.source.places import Places
@@ -46,7 +48,7 @@ def _print_groups(text: Text, matrices: Matrices, registers: Registers, streams:
         _print_outers(text, registers, sweep.outers)
 
 
-def _print_outers(text: Text, registers: Registers, outers: list[Outer]) -> None:
+def _print_outers(text: Text, registers: Registers, outers: Sequence[Outer]) -> None:
     """Outer products of fibres, which are added to what the thread has of a sum."""
     for outer in outers:
         fibres = listed(registers.fibre(x) for x in outer.operands)
