@@ -49,7 +49,7 @@ def made(program: ElementProgram, architecture: str) -> Kernel | Declined:
 def by_quads(program: ElementProgram, limits: Limits) -> bool:
     block = choose(lowering.planned(program, "cuda"), Parameters(), limits)
     assert not isinstance(block, Declined)
-    return block.quads
+    return block.schedule.quads
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -77,7 +77,7 @@ def test_fibres_of_odd_stride_need_no_padding(size: int) -> None:
     candidates = Candidates((size, size, size), 8, 1, True, 15)
     access = Access(((1, 0), (size, 2), along), 64, 4)
     layout, _ = choose(candidates, (access,), price=0.03)
-    assert layout.strides == (size * size, size, 1)
+    assert layout.axes == (size * size, size, 1)
 
 
 @pytest.mark.parametrize("p", [11, 13, 15])

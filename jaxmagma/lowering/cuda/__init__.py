@@ -15,8 +15,8 @@ builds the executable. The device functions it calls are the headers in ``cuda/`
   adds the partial sums in a fixed order. A sum of products of two tiles is one long product (see
   ``accumulations``).
 
-What stages are is in ``sweeps``, how steps become stages in ``scheduler``, what a block of threads
-does in ``blocks``, how its sizes are chosen in ``model``, how the source is printed in ``source``.
+What stages are is in ``sweeps``, the passes from a plan to the kernel in ``blocks``; ``panels`` has
+those of another kind of kernel.
 """
 
 import hashlib
@@ -38,8 +38,8 @@ from jaxmagma.lowering.cuda.destinations import with_joined_places
 from jaxmagma.lowering.cuda.functors import FUNCTORS
 from jaxmagma.lowering.cuda.gemms import LARGEST_BLOCK
 from jaxmagma.lowering.cuda.locality import planned as planned
+from jaxmagma.lowering.cuda.matrices import Matrices
 from jaxmagma.lowering.cuda.model import (
-    busy,
     choose,
     comes_in_rows,
     keeps_more_busy,
@@ -102,7 +102,7 @@ def lower(
         turned = factoring.planned(plan.program, middle="fastest")
         asked = replace(given, ahead=FREED) if given.ahead is None else given
         rows = _block(turned, asked, limits, target.even_odd, in_rows=True)
-        if isinstance(rows, Block) and rows.streams and comes_in_rows(rows):
+        if isinstance(rows, Block) and rows.transfers.streams and comes_in_rows(rows):
             block = rows
     # Other parameters are those of a block.
     if parameters in (None, Parameters()) and wants_panels(block):
@@ -118,7 +118,7 @@ def lower(
         _workspace(block, extents),
         block.describe(),
         source.text,
-        busy(block),
+        block.ownership.busy,
     )
 
 
@@ -299,8 +299,9 @@ def _evaluate_pointwise(step: Pointwise, operands: list[np.ndarray]) -> np.ndarr
 
 def _element_order(block: Block) -> tuple[tuple[int, ...], int]:
     """Batch axes in the order in which elements are numbered, and how many of them are kept."""
-    kept = block.program.outputs[block.summed[0]].batch if block.summed else ()
-    return _numbering(block.program, kept), len(kept)
+    program, summed = block.plan.program, block.ends.summed
+    kept = program.outputs[summed[0]].batch if summed else ()
+    return _numbering(program, kept), len(kept)
 
 
 def _numbering(program: ElementProgram, first: tuple[int, ...] = ()) -> tuple[int, ...]:
@@ -313,7 +314,7 @@ def _chunks(block: Block, extents: tuple[int, ...]) -> tuple[int, int]:
     order, kept = _element_order(block)
     outer = math.prod(extents[x] for x in order[:kept])
     inner = math.prod(extents[x] for x in order[kept:])
-    slices = -(-inner // block.elements)
+    slices = -(-inner // block.ownership.elements)
     return outer, max(1, min(slices, SUM_BLOCKS // max(1, outer)))
 
 
@@ -321,45 +322,44 @@ def _workspace(
     block: Block, extents: tuple[int, ...]
 ) -> tuple[tuple[tuple[int, ...], np.dtype], ...]:
     outer, chunks = _chunks(block, extents)
-    sizes = [block.plan.tiles[block.plan.results[out]].size for out in block.summed]
-    return tuple(((outer, chunks, size), block.dtype) for size in sizes)
+    sizes = map(block.ends.result_size, block.ends.summed)
+    return tuple(((outer, chunks, size), block.ends.dtype) for size in sizes)
 
 
 def _attributes(source: Source) -> dict[str, Any]:
     block = source.block
+    ends, matrices, program = block.ends, block.matrices, block.plan.program
     order, kept = _element_order(block)
     arguments: dict[int, int] = {}
-    for tile, operand in enumerate(block.program.inputs):
+    for tile, operand in enumerate(program.inputs):
         if operand.constant is None:
             arguments[tile] = len(arguments)
     copies: list[int] = []  # argument, offset in the bank, bytes
-    itemsize = block.dtype.itemsize
     offset = 0
-    for tile in block.bank:
+    for tile in matrices.bank:
         if tile in arguments:
-            copies += [arguments[tile], offset, block.bank_size(tile) * itemsize]
-        offset += block.bank_bytes(tile)
+            copies += [arguments[tile], offset, matrices.bank_size(tile) * ends.dtype.itemsize]
+        offset += matrices.bank_bytes(tile)
     sums: list[int] = []  # result, workspace, values of a tile
     first = len(arguments)
-    for number, out in enumerate(block.summed):
-        size = block.plan.tiles[block.plan.results[out]].size
-        sums += [first + out, first + len(block.program.outputs) + number, size]
+    for number, out in enumerate(ends.summed):
+        sums += [first + out, first + len(program.outputs) + number, ends.result_size(out)]
 
-    bank = [x for tile in block.bank for x in _filled(block, tile)]
-    tables = [array for x in block.tables() if (array := block.constant(x)) is not None]
+    bank = [x for tile in matrices.bank for x in _filled(matrices, tile)]
+    tables = [array for x in matrices.tables() if (array := ends.constant(x)) is not None]
     return {
         "name": _name(source.text),
         "source": source.text,
-        "threads": block.threads * block.groups,
-        "elements": block.elements * block.groups * block.slices,
-        "shared_bytes": block.shared_bytes(),
+        "threads": block.threads,
+        "elements": block.elements * block.ownership.slices,
+        "shared_bytes": block.shared_bytes,
         "resident": block.strides,
         "order": _integers([kept, *order]),
         "pointers": _pointers(source.pointers),
         "copies": _integers(copies),
         "sums": _integers(sums),
-        "bank": _bytes([*bank, np.zeros(block.bank_uses(), np.int32)]),
-        "table": _bytes([*tables, *block.arranged()]),
+        "bank": _bytes([*bank, np.zeros(matrices.bank_uses(), np.int32)]),
+        "table": _bytes([*tables, *matrices.arranged()]),
     }
 
 
@@ -395,10 +395,10 @@ def _pointers(pointers: Iterable[Pointer]) -> np.ndarray:
     return _integers(fields)
 
 
-def _filled(block: Block, tile: int) -> list[np.ndarray]:
+def _filled(matrices: Matrices, tile: int) -> list[np.ndarray]:
     """The values of a matrix in the constant bank, and what is left free behind them."""
-    values = block.bank_values(tile)
-    return [values, np.zeros(block.bank_bytes(tile) - values.nbytes, np.uint8)]
+    values = matrices.bank_values(tile)
+    return [values, np.zeros(matrices.bank_bytes(tile) - values.nbytes, np.uint8)]
 
 
 def _bytes(arrays: list[np.ndarray]) -> np.ndarray:

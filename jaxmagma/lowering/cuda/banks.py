@@ -33,21 +33,21 @@ class Access:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Strides:
     """Strides of the axes of a tile, and of the elements that lie side by side, in values."""
 
-    strides: tuple[int, ...]
+    axes: tuple[int, ...]
     element: int
 
 
-def row_major(shape: tuple[int, ...], padding: tuple[int, ...] | None = None) -> Layout:
+def row_major(shape: tuple[int, ...], padding: tuple[int, ...] | None = None) -> Strides:
     """``padding[0]`` values follow each element unused, ``padding[i]`` each step on axis i - 1."""
     padding = padding or (0,) * max(1, len(shape))
     strides, size = [], 1
     for axis in reversed(range(len(shape))):
         strides.append(size)
         size = size * shape[axis] + padding[axis]
-    return Layout(tuple(reversed(strides)), size)
+    return Strides(tuple(reversed(strides)), size)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Candidates:
 @functools.lru_cache(maxsize=4096)
 def choose(
     candidates: Candidates, accesses: tuple[Access, ...], price: float
-) -> tuple[Layout, float]:
+) -> tuple[Strides, float]:
     """The layout with the fewest conflicts and, among equals, the smallest; and what it costs.
 
     A value of an element costs ``price`` conflicts: little, where there is room for many elements.

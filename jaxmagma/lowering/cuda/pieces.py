@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxmagma.lowering.cuda import banks
-from jaxmagma.lowering.cuda.sweeps import Move
+from jaxmagma.lowering.cuda.schedule import Schedule
+from jaxmagma.lowering.cuda.sweeps import QUAD, Move, Sweep
 from jaxmagma.parity import Halves
 from jaxmagma.plan import Plan
+from jaxmagma.strides import row_major
 
 
 @dataclass(frozen=True)
@@ -51,19 +52,36 @@ class Pieces:
         return parts.transpose(3, 0, 2, 1, 4).reshape(-1, 32)
 
 
-def pieces_of(plan: Plan, move: Move) -> Pieces:
+def pieces_of(schedule: Schedule, sweep: Sweep, move: Move) -> tuple[Pieces, ...]:
+    """The matrix of a mode product that tensor cores do, or its two halves."""
+    if move.matrix is not None and schedule.is_mirrored(sweep):
+        return _split(schedule.plan, move, schedule.halves[move.matrix.tile])
+    return (whole_of(schedule.plan, move),)
+
+
+def pieces_in(schedule: Schedule, sweep: Sweep) -> list[Pieces]:
+    """Those of one sweep."""
+    moves = sweep.moves if sweep.lanes == QUAD else ()
+    return list(dict.fromkeys(x for m in moves if m.matrix for x in pieces_of(schedule, sweep, m)))
+
+
+def every_piece(schedule: Schedule) -> list[Pieces]:
+    return list(dict.fromkeys(x for y in schedule.sweeps for x in pieces_in(schedule, y)))
+
+
+def whole_of(plan: Plan, move: Move) -> Pieces:
     """The matrix of a mode product."""
     assert move.matrix is not None
-    strides = banks.row_major(plan.tiles[move.matrix.tile].shape).strides
+    strides = row_major(plan.tiles[move.matrix.tile].shape)
     row = 0 if move.matrix.row is None else strides[move.matrix.row]
     column = 0 if move.matrix.column is None else strides[move.matrix.column]
     return Pieces(move.matrix.tile, *move.shape, row, column)
 
 
-def split_pieces_of(plan: Plan, move: Move, halves: Halves) -> tuple[Pieces, Pieces]:
+def _split(plan: Plan, move: Move, halves: Halves) -> tuple[Pieces, Pieces]:
     """What its symmetric matrix is to sums and to differences of opposite values of a fibre."""
-    whole = pieces_of(plan, move)
-    (row, column), names = banks.row_major(halves.even.shape).strides, ("even", "odd")
+    whole = whole_of(plan, move)
+    (row, column), names = row_major(halves.even.shape), ("even", "odd")
     if whole.row < whole.column:
         row, column = column, row
         names = names if halves.sign > 0 else names[::-1]

@@ -5,13 +5,14 @@ wait for them. Along the fastest axis, what a warp needs next lies side by side,
 brings it while the warp is still at work.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from jaxmagma.lowering.cuda.origins import Origin
-from jaxmagma.lowering.cuda.sweeps import ALONG, QUAD, Stage, Sweep, Value
+from jaxmagma.lowering.cuda.parameters import Parameters
+from jaxmagma.lowering.cuda.schedule import Schedule
+from jaxmagma.lowering.cuda.sweeps import ALONG, QUAD, Sweep, Value
 from jaxmagma.plan import Plan
 from jaxmagma.strides import row_major
 
@@ -41,29 +42,31 @@ class Stream:
         return warps * len(self.parts) * (8 * fibres * self.length + GROUP)
 
 
-def find_streams(
-    plan: Plan,
-    stages: Sequence[Stage],
-    origin: Callable[[int], Origin],
-    possible: Callable[[int], bool],
-) -> list[Stream]:
-    """The operands among the ``possible`` ones that quads read row by row: in their first sweep."""
+def streams_of(schedule: Schedule, parameters: Parameters) -> tuple[Stream, ...]:
+    """The operands that quads read row by row, in their first sweep.
+
+    Several warps then have one element at a time.
+    """
+    one = parameters.groups in (None, 1) and parameters.elements in (None, 1)
+    known = schedule.ends.dtype == np.dtype("float64")
+    if not (schedule.quads and one and known) or schedule.alone:
+        return ()
+    ends, plan = schedule.ends, schedule.plan
     found: dict[int, Stream] = {}
-    if plan.program.dtype != np.dtype("float64"):
-        return []
-    for position, sweep in enumerate(stages):
+    for position, sweep in enumerate(schedule.stages):
         if not isinstance(sweep, Sweep) or sweep.lanes != QUAD:
             continue
         parts: dict[int, list[tuple[int, int]]] = {}
         for value in sweep.loads:
-            at = origin(value.tile)
-            whole = possible(at.tile) and at.index is None and at.tile not in found
+            at = ends.origin(value.tile)
+            possible = ends.is_outside(at.tile) and at.tile not in schedule.staged
+            whole = possible and at.index is None and at.tile not in found
             if whole and plan.tiles[at.tile].size % GROUP == 0 and _in_rows(plan, sweep, value, at):
                 parts.setdefault(at.tile, []).append((value.tile, at.view.offset if at.view else 0))
         for operand, some in parts.items():
             length = plan.tiles[some[0][0]].shape[-1]
             found[operand] = Stream(operand, position, sweep.count, length, tuple(some))
-    return list(found.values())
+    return tuple(found.values())
 
 
 def _in_rows(plan: Plan, sweep: Sweep, value: Value, at: Origin) -> bool:

@@ -176,6 +176,11 @@ class Accumulation:
 Stage = Sweep | Gemm | Assembly | Accumulation
 
 
+def copies(stage: Stage) -> bool:
+    """Whether a stage moves a tile, and does nothing else."""
+    return isinstance(stage, Sweep) and any(move.step is None for move in stage.moves)
+
+
 def made_by(stage: Stage) -> list[int]:
     """The tiles that a stage makes."""
     if isinstance(stage, Sweep):

@@ -40,7 +40,7 @@ class Source:
         self.pointers = self._tiles.pointers
         self._print_head()
         self._print_kernel()
-        if block.summed:
+        if block.ends.summed:
             self._print_finish()
         self.text = self._text.source
 
@@ -54,26 +54,27 @@ class Source:
         text()
         text("using namespace jaxmagma;")
         text()
-        group = "a group of threads" if block.groups > 1 else "a block"
-        text(f"constexpr int kThreads = {block.threads};")
-        text(f"constexpr int kElements = {block.elements};  // of {group}")
-        if block.groups > 1:
-            text(f"constexpr int kGroups = {block.groups};  // in a block")
-        if block.slices > 1:
-            text(f"constexpr int kSlices = {block.slices};  // of so many elements, in turn")
+        group = "a group of threads" if block.ownership.groups > 1 else "a block"
+        text(f"constexpr int kThreads = {block.ownership.threads};")
+        text(f"constexpr int kElements = {block.ownership.elements};  // of {group}")
+        if block.ownership.groups > 1:
+            text(f"constexpr int kGroups = {block.ownership.groups};  // in a block")
+        if block.ownership.slices > 1:
+            slices = block.ownership.slices
+            text(f"constexpr int kSlices = {slices};  // of so many elements, in turn")
         text()
         self._matrices.print_structs()
 
     def _print_kernel(self) -> None:
         text, block, tiles = self._text, self.block, self._tiles
-        batch = f"Batch<{max(1, block.program.batch_rank)}, {len(tiles.batched)}>"
+        batch = f"Batch<{max(1, block.plan.program.batch_rank)}, {len(tiles.batched)}>"
         parameters = [f"const {batch} batch"]
         for x in self.pointers:
             constant = "" if x.written else "const "
             parameters.append(f"{constant}{x.type}* __restrict__ {x.name}_")
         lengths = (x.name.removeprefix("g") for x in self.pointers if x.gathered)
         parameters += [f"const int length{tile}" for tile in lengths]
-        bounds = "kThreads * kGroups" if block.groups > 1 else "kThreads"
+        bounds = "kThreads * kGroups" if block.ownership.groups > 1 else "kThreads"
         if block.min_blocks:
             bounds += f", {block.min_blocks}"
         text(f'extern "C" __global__ void __launch_bounds__({bounds})')
@@ -82,8 +83,8 @@ class Source:
             self._print_group()
             self._print_zero_sums()
             self._matrices.print_copies()
-            if block.holds:
-                self._matrices.print_loads(block.pieces())
+            if block.matrices.held:
+                self._matrices.print_loads(block.matrices.pieces)
             slices = Slices(text, block, tiles, self._streams)
             slices.print_first()
             with slices.each():
@@ -94,26 +95,26 @@ class Source:
     def _print_group(self) -> None:
         """What belongs to a group of threads."""
         text, block = self._text, self.block
-        several = block.groups > 1
-        if block.shared_bytes():
+        several = block.ownership.groups > 1
+        if block.shared_bytes:
             text("extern __shared__ __align__(16) unsigned char memory[];")
         if several:
             text("const int thread = threadIdx.x % kThreads, group = threadIdx.x / kThreads;")
         else:
             text("const int thread = threadIdx.x;")
-        if block.shared_bytes():
-            own = f" + {block.shared_values()} * group" if several else ""
+        if block.shared_bytes:
+            own = f" + {block.layout.values} * group" if several else ""
             text(f"{block.type}* const shared = reinterpret_cast<{block.type}*>(memory){own};")
-        if block.fetched:
-            places = 2 if block.twice else 1
-            count = places * len(block.fetched)
+        if block.transfers.fetched:
+            places = 2 if block.transfers.twice else 1
+            count = places * len(block.transfers.fetched)
             groups, own = ("[kGroups]", "[group]") if several else ("", "")
             text(f"__shared__ Arrival arrivals{groups}[{count}];")
             text(f"Arrival* const arrived = arrivals{own};")
-            elements = 1 if block.together else "kElements"
+            elements = 1 if block.transfers.together else "kElements"
             text(f"prepare<kThreads, {elements}, {count}>(thread, arrived);")
             if block.loops:
-                text("unsigned done = 0;" if block.twice else "unsigned phase = 0;")
+                text("unsigned done = 0;" if block.transfers.twice else "unsigned phase = 0;")
         self._streams.print_rooms()
 
     def _print_tiles(self) -> None:
@@ -122,14 +123,14 @@ class Source:
         for x in self.pointers:
             if not x.name.startswith("partial"):
                 self._tiles.print_global(x)
-        read = {x for stage in block.stages for x in block.read(stage)}
-        read |= {block.plan.results[out] for out in block.summed}
-        for tile in sorted(read.intersection(block.tables())):
+        read = set(block.schedule.everything_read)
+        read |= {block.plan.results[out] for out in block.ends.summed}
+        for tile in sorted(read.intersection(block.matrices.tables())):
             text(f"const auto t{tile} = [&](int) {{ return table.t{tile}; }};")
-        for tile in block.shared.offsets:
+        for tile in block.layout.tiles:
             self._tiles.print_shared(tile)
-        if not block.ahead:
-            for tile in block.fetched:
+        if not block.transfers.ahead:
+            for tile in block.transfers.fetched:
                 self._tiles.print_fetch(tile)
         if not block.loops:
             self._streams.print_first()
@@ -139,23 +140,23 @@ class Source:
 
     def _print_zero_sums(self) -> None:
         text, block = self._text, self.block
-        for out in block.summed:
+        for out in block.ends.summed:
             shape = block.plan.tiles[block.plan.results[out]].shape
-            if out in block.whole:
+            if out in block.schedule.whole:
                 text(f"Block<{block.type}, {listed(shape)}> sum{out};", shape_of(shape))
                 text(f"zero(sum{out});")
-            elif out in block.accumulated:
+            elif out in block.ends.accumulated:
                 sizes = listed((*shape, block.split))
                 text(f"ProductSum<{block.type}, {sizes}> sum{out};", shape_of(shape))
             else:
-                text(f"Sum<{block.type}, {block.sum_size(out)}, kThreads> sum{out};")
+                text(f"Sum<{block.type}, {block.ends.result_size(out)}, kThreads> sum{out};")
                 text(f"zero(sum{out}.value);")
 
     def _print_partial_sums(self) -> None:
-        for out in self.block.summed:
-            size = self.block.sum_size(out)
+        for out in self.block.ends.summed:
+            size = self.block.ends.result_size(out)
             own = f"partial{out}_ + blockIdx.x * static_cast<long long>({size})"
-            if out in self.block.accumulated:
+            if out in self.block.ends.accumulated:
                 self._text(f"store<kThreads>({own}, sum{out}, shared, thread);")
             else:
                 self._text(f"store({own}, sum{out}, thread);")

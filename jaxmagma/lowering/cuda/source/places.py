@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from jaxmagma.lowering.cuda import banks
 from jaxmagma.lowering.cuda.blocks import Block
 from jaxmagma.lowering.cuda.origins import Origin, Strided
 from jaxmagma.lowering.cuda.source.text import offset
 from jaxmagma.lowering.cuda.sweeps import Assembly, Sweep, made_by
+from jaxmagma.strides import row_major
 
 
 @dataclass(frozen=True)
@@ -42,30 +42,30 @@ class Places:
         self.position = position
 
     def from_shared(self, tile: int) -> bool:
-        return self.block.uses.from_shared(tile, self.position)
+        return self.block.transfers.from_shared(tile, self.position)
 
     def to_shared(self, tile: int) -> bool:
-        return self.block.uses.to_shared(tile, self.position)
+        return self.block.transfers.to_shared(tile, self.position)
 
     def pointer(self, tile: int) -> str:
         """A function of the element, for a tile that the stage reads."""
         if self.from_shared(tile):
             return f"s{tile}"
-        return f"t{tile}" if self.block.is_constant(tile) else f"g{tile}"
+        return f"t{tile}" if self.block.ends.is_constant(tile) else f"g{tile}"
 
     def reading(self, tile: int) -> Reading:
-        for stream in self.block.streams:
+        for stream in self.block.transfers.streams:
             if stream.position == self.position and tile in stream.tiles:
                 rank = len(self.block.plan.tiles[tile].shape)
                 part = f"rows{stream.operand}.part<{stream.tiles.index(tile)}>()"
                 return Reading(part, (*(0,) * (rank - 1), 1))
         shared = self.from_shared(tile)
-        at = Origin(tile) if shared else self.block.origin(tile)
+        at = Origin(tile) if shared else self.block.ends.origin(tile)
         place = self._element(self.pointer(at.tile))
         if at.view is None:
-            layouts = self.block.shared.layouts
-            plain = banks.row_major(self.block.plan.tiles[tile].shape)
-            return Reading(place, (layouts[tile] if shared else plain).strides)
+            if shared:
+                return Reading(place, self.block.layout.tiles[tile].strides.axes)
+            return Reading(place, row_major(self.block.plan.tiles[tile].shape))
         if at.index is None:
             return Reading(place + offset(at.view.offset), at.view.strides)
         index = self._element(self.pointer(at.index)) + offset(at.view.offset)
@@ -75,12 +75,12 @@ class Places:
     def writings(self, tile: int) -> list[Writing]:
         found = []
         if self.to_shared(tile):
-            layout = self.block.shared.layouts[tile]
-            found.append(Writing(self._element(f"s{tile}"), layout.strides))
+            strides = self.block.layout.tiles[tile].strides.axes
+            found.append(Writing(self._element(f"s{tile}"), strides))
         if self._stores_output(tile):
             # A place of several fibres knows itself which of them are to be written.
             slice_, guard = (", slice", "") if self._packed else ("", "if (slice.has(e)) ")
-            for out, at in self.block.written.get(tile, []):
+            for out, at in self.block.ends.written.get(tile, []):
                 place = self._element(f"out{out}", slice_) + offset(at.offset)
                 found.append(Writing(place, at.strides, guard))
         return found
@@ -90,10 +90,12 @@ class Places:
         block = self.block
         having = [
             n
-            for n, stage in enumerate(block.stages)
+            for n, stage in enumerate(block.schedule.stages)
             if not isinstance(stage, Assembly) and tile in made_by(stage)
         ]
-        return bool(having) and self.position == having[-1 if tile in block.rewritten else 0]
+        return (
+            bool(having) and self.position == having[-1 if tile in block.schedule.rewritten else 0]
+        )
 
     def _element(self, pointer: str, slice_: str = "") -> str:
         """The tile of the thread's element, or the tiles of those of its fibres."""
@@ -102,5 +104,5 @@ class Places:
     @property
     def _packed(self) -> bool:
         """Whether the stage's values come in packs, one for each fibre that its owner has."""
-        stage = self.block.stages[self.position]
-        return isinstance(stage, Sweep) and self.block.packs(stage)
+        stage = self.block.schedule.stages[self.position]
+        return isinstance(stage, Sweep) and self.block.ownership.packs(stage)

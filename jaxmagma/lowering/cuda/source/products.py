@@ -13,7 +13,7 @@ def print_gemm(text: Text, places: Places, stage: Gemm) -> None:
     """Each thread has a block of the result, and adds to it along what is contracted."""
     block, step = places.block, stage.step
     extents, names = step.extents, loop_names(step.extents)
-    blocking = blocking_of(step, block.dtype.itemsize)
+    blocking = blocking_of(step, block.ends.dtype.itemsize)
 
     def piece(tile: int, labels: str, label: str, length: int) -> str:
         """The part of a tile that a block has along ``label``, if any."""
@@ -29,7 +29,7 @@ def print_gemm(text: Text, places: Places, stage: Gemm) -> None:
 
     sizes = listed(("kThreads", "kElements", *(n for _, n in blocking.lines)))
     parameters = ["int e", *(f"int {names[x]}" for x, _ in blocking.lines)]
-    lines = shape_of((block.elements, *(n for _, n in blocking.lines)))
+    lines = shape_of((block.ownership.elements, *(n for _, n in blocking.lines)))
     with text.function(f"lines<{sizes}>(thread", parameters, lines):
         r, shape = f"r{stage.number}", shape_of((blocking.rows, blocking.columns))
         text(f"Block<{block.type}, {blocking.rows}, {blocking.columns}> {r};", shape)

@@ -83,20 +83,20 @@ class Registers:
     @property
     def owner(self) -> str:
         """The argument that says what a thread has of which fibres, if not the whole of one."""
-        return self.quad or ("own, " if self.block.packs(self.sweep) else "")
+        return self.quad or ("own, " if self.block.ownership.packs(self.sweep) else "")
 
     @property
     def type_of_owner(self) -> str:
         name = self._places_in_quads + "Quad" if self.quad else "Own"
-        return f"{name}<{self.block.fibres(self.sweep)}>"
+        return f"{name}<{self.block.ownership.fibres(self.sweep)}>"
 
     @property
     def _places_in_quads(self) -> str:
         """What kind of quad of ``cuda/quad.cuh`` has the values: empty for the plain one."""
-        return "Mirrored" if self.block.is_mirrored(self.sweep) else ""
+        return "Mirrored" if self.block.schedule.is_mirrored(self.sweep) else ""
 
     def type_of_fibre(self, length: int) -> str:
-        type_, fibres = self.block.type, self.block.fibres(self.sweep)
+        type_, fibres = self.block.type, self.block.ownership.fibres(self.sweep)
         if self.quad:
             owner = f", {self.type_of_owner}" if self._places_in_quads else ""
             return f"QuadFibre<{type_}, {fibres}, {length}{owner}>"
@@ -109,16 +109,16 @@ class Registers:
         extents = [self.sweep.extents[x] for x in self.sweep.lines]
         verb, type_, parameters = "values" if self.sweep.light else "lines", "int", []
         sizes = ["kThreads", "kElements", *extents]
-        if self.block.packs(self.sweep):
-            fibres = self.block.fibres(self.sweep)
+        if self.block.ownership.packs(self.sweep):
+            fibres = self.block.ownership.fibres(self.sweep)
             verb = "quads" if self.quad else "packs"
             type_ = f"const Pack<int, {fibres}>&"
             parameters.append(f"const {self.type_of_owner}& {self.owner.rstrip(', ')}")
             sizes.insert(1, fibres)
             if self.quad:
-                sizes.insert(2, self.block.shared.spreads[self.places.position])
+                sizes.insert(2, self.block.layout.spreads[self.places.position])
         parameters += [f"{type_} {x}" for x in ("e", *self.sweep.lines)]
-        shape = shape_of((self.block.elements, *extents))
+        shape = shape_of((self.block.ownership.elements, *extents))
         return self.text.function(f"{verb}<{listed(sizes)}>(thread", parameters, shape)
 
     # ---- Loads -----------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ class Registers:
 
     def _literal(self, tile: int) -> str:
         """A finite real constant of one value, to the last bit."""
-        constant = self.block.constant(tile)
+        constant = self.block.ends.constant(tile)
         if constant is None or constant.size > 1:
             return ""
         value = constant.reshape(-1)[0]

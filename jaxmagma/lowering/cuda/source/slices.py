@@ -21,14 +21,16 @@ class Slices:
         self.block = block
         self.tiles = tiles
         self.streams = streams
-        self.fetched = {f"g{x}" for x in block.fetched}
+        self.fetched = {f"g{x}" for x in block.transfers.fetched}
         # Indices are read for the slice after each, so they are asked for one earlier.
         self.indices = {f"g{step.index}" for step in tiles.brought.values()}
         # A warp that works alone reads soon what it would ask for now.
-        waits = not block.alone or bool(block.accumulations)
-        self.asks = block.prefetch and bool(block.stages) and waits
-        unasked = {f"g{x}" for x in block.gathered} | {f"g{x.operand}" for x in block.streams}
-        if not block.accumulations:
+        waits = not block.schedule.alone or bool(block.ends.accumulations)
+        self.asks = block.prefetch and bool(block.schedule.stages) and waits
+        unasked = {f"g{x}" for x in block.ends.gathered} | {
+            f"g{x.operand}" for x in block.transfers.streams
+        }
+        if not block.ends.accumulations:
             unasked |= self.fetched
         self.reads = {
             x.name: f"{slot}, {x.size}"
@@ -42,7 +44,9 @@ class Slices:
         self._print_run()
         # These are on their way, or read right away.
         soon = self.fetched | {
-            f"g{x}" for stage in self.block.stages[:1] for x in self.block.read(stage)
+            f"g{x}"
+            for stage in self.block.schedule.stages[:1]
+            for x in self.block.schedule.read(stage)
         }
         if not self.block.loops:
             text(f"const auto slice = {_slice('run.first')};")
@@ -50,8 +54,12 @@ class Slices:
             return
         self._print_prefetch(self.reads.keys() - soon - self.indices, _slice("run.first"))
         self._print_prefetch(self.indices, _slice(f"run.first + {step}"))
-        if self.block.ahead and self.block.fetched:
-            tiles.print_fetches(self.block.fetched, "run.first", "done" if self.block.twice else "")
+        if self.block.transfers.ahead and self.block.transfers.fetched:
+            tiles.print_fetches(
+                self.block.transfers.fetched,
+                "run.first",
+                "done" if self.block.transfers.twice else "",
+            )
         if tiles.brought:
             with text.braces():
                 text(f"const auto next = {_slice('run.first')};")
@@ -67,13 +75,15 @@ class Slices:
             yield
             return
         with text.braces(f"for (long long first = run.first; first < run.end; first += {step})"):
-            if self.block.accumulations and self.block.rereads:
+            if self.block.ends.accumulations and self.block.matrices.rereads:
                 text("const int again = static_cast<int>(first >> 62);", f"zero: {UNKNOWN_ZERO}")
             text(f"const auto slice = {_slice('first')};")
-            if self.block.twice:
-                tiles.print_fetches(self.block.fetched, f"first + {step}", "(done + 1) % 2")
+            if self.block.transfers.twice:
+                tiles.print_fetches(
+                    self.block.transfers.fetched, f"first + {step}", "(done + 1) % 2"
+                )
                 text("const unsigned half = done % 2, phase = done / 2 % 2;")
-            later = self.fetched if self.block.ahead else set()
+            later = self.fetched if self.block.transfers.ahead else set()
             names = self.reads.keys() - later - self.indices
             self._print_prefetch(names, _slice(f"first + {step}"))
             if tiles.brought:
@@ -86,17 +96,17 @@ class Slices:
     def _print_run(self) -> None:
         """The elements of a group."""
         group, groups = "blockIdx.x", "gridDim.x"
-        if self.block.groups > 1:
+        if self.block.ownership.groups > 1:
             group, groups = "blockIdx.x * kGroups + group", "kGroups * gridDim.x"
-        if self.block.summed:
+        if self.block.ends.summed:
             self.text("const auto run = share<kElements>(batch, blockIdx.x);")
         elif self.block.strides:
-            own = f"({group})" if self.block.groups > 1 else group
+            own = f"({group})" if self.block.ownership.groups > 1 else group
             elements = "static_cast<long long>(kElements)"
             self.text(f"const Run run = {{{elements} * {own}, batch.inner}};")
             self.text(f"const long long step = {elements} * {groups};")
         else:
-            elements = "kElements * kSlices" if self.block.slices > 1 else "kElements"
+            elements = "kElements * kSlices" if self.block.ownership.slices > 1 else "kElements"
             self.text(f"const auto run = jaxmagma::run<{elements}>(batch, {group});")
 
     def _print_prefetch(self, names: set[str], slice_: str) -> None:

@@ -3,7 +3,7 @@
 from contextlib import nullcontext
 
 from jaxmagma.lowering.cuda.blocks import Block
-from jaxmagma.lowering.cuda.pieces import Pieces
+from jaxmagma.lowering.cuda.pieces import Pieces, pieces_in
 from jaxmagma.lowering.cuda.source.assemblies import print_assembly
 from jaxmagma.lowering.cuda.source.barriers import Barriers
 from jaxmagma.lowering.cuda.source.matrices import Matrices
@@ -20,7 +20,7 @@ def print_stages(
     text: Text, block: Block, tiles: Tiles, matrices: Matrices, streams: Streams
 ) -> None:
     barriers = Barriers(text, block, tiles)
-    for position, stage in enumerate(block.stages):
+    for position, stage in enumerate(block.schedule.stages):
         text()
         places = Places(block, position)
         pieces = _pieces(block, stage)
@@ -37,31 +37,35 @@ def print_stages(
                 print_accumulation(text, places, stage)
             else:
                 print_assembly(text, places, stage)
-    if block.fetched and block.loops:
-        text("++done;" if block.twice else "phase ^= 1;")
-    if block.summed:
+    if block.transfers.fetched and block.loops:
+        text("++done;" if block.transfers.twice else "phase ^= 1;")
+    if block.ends.summed:
         _print_sums(text, block, barriers)
-    elif block.loops and block.shared.values:
+    elif block.loops and block.layout.tiles:
         awaited = bool(tiles.brought) and not barriers.waiting  # by a barrier, too
         if not awaited:
-            barriers.print(len(block.stages))
+            barriers.print(len(block.schedule.stages))
 
 
 def _pieces(block: Block, stage: Stage) -> list[Pieces]:
     """The matrices for tensor cores that are loaded for this stage alone."""
-    return [] if not isinstance(stage, Sweep) or block.holds else block.pieces_in(stage)
+    return (
+        []
+        if not isinstance(stage, Sweep) or block.matrices.held
+        else pieces_in(block.schedule, stage)
+    )
 
 
 def _print_sums(text: Text, block: Block, barriers: Barriers) -> None:
     """Adds the tiles that are summed over elements to what the threads have of them."""
     text()
-    sums = {block.plan.results[out] for out in block.summed}
-    if block.shared.overlap(sums & block.uses.tiles, barriers.writes):
+    sums = {block.plan.results[out] for out in block.ends.summed}
+    if block.layout.overlap(sums & block.transfers.tiles, barriers.writes):
         text("sync<kThreads>();")
-    places = Places(block, len(block.stages))
-    for out in block.summed:
-        if out not in block.accumulated:
+    places = Places(block, len(block.schedule.stages))
+    for out in block.ends.summed:
+        if out not in block.ends.accumulated:
             pointer = places.pointer(block.plan.results[out])
             text(f"reduce(sum{out}, thread, slice, {pointer});")
-    if block.shared.offsets:
-        barriers.print(len(block.stages) + 1)
+    if block.layout.tiles:
+        barriers.print(len(block.schedule.stages) + 1)

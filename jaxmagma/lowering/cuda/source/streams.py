@@ -17,15 +17,15 @@ class Streams:
 
     def print_rooms(self) -> None:
         """Before all work."""
-        places = self.block.stream_places()
-        for stream in self.block.streams:
-            sweep, name = self.block.stages[stream.position], stream.operand
+        places = self.block.layout.places_of_streams
+        for stream in self.block.transfers.streams:
+            sweep, name = self.block.schedule.stages[stream.position], stream.operand
             assert isinstance(sweep, Sweep)
             sizes = (
                 self.block.type,
                 "kThreads",
-                self.block.fibres(sweep),
-                self.block.shared.spreads[stream.position],
+                self.block.ownership.fibres(sweep),
+                self.block.layout.spreads[stream.position],
                 stream.lines,
                 stream.length,
                 *(offset for _, offset in stream.parts),
@@ -36,7 +36,7 @@ class Streams:
 
     def print_first(self) -> None:
         """The first pieces come, of the first element if there are several."""
-        for stream in self.block.streams:
+        for stream in self.block.transfers.streams:
             if not self.block.loops:
                 self.text(f"rows{stream.operand}.start(g{stream.operand}(0));")
                 continue
@@ -45,7 +45,7 @@ class Streams:
 
     def print_others(self) -> None:
         """Where the rows of the next element are."""
-        for stream in self.block.streams:
+        for stream in self.block.transfers.streams:
             other = "nullptr"
             if self.block.loops:
                 first = f"first + {self.tiles.step}"
@@ -67,7 +67,7 @@ class Streams:
             self.text(f"rows{name}.next(g{name}(0), other{name});")
 
     def _of(self, position: int) -> list[Stream]:
-        return [x for x in self.block.streams if x.position == position]
+        return [x for x in self.block.transfers.streams if x.position == position]
 
     def _tile(self, stream: Stream, first: str) -> str:
         """A function of the element, for those of the slice that begins there."""

@@ -25,7 +25,7 @@ def _print_groups(text: Text, matrices: Matrices, registers: Registers, streams:
     """What is done with the fibres of a sweep."""
     sweep, places = registers.sweep, registers.places
     groups, outers = grouped(sweep.moves), outers_after(sweep)
-    streamed = places.block.streamed(places.position)
+    streamed = places.block.transfers.streamed(places.position)
     reading = [
         n for n, x in enumerate(groups) if streamed & {y.tile for m in x for y in m.operands}
     ]
@@ -81,7 +81,7 @@ def _print_fibre(
             made = f"reduce({registers.quad}{name})"
         name = registers.named_fibre(move.result)
         text(f"const auto {name} = {made};", shape)
-    tile, shared = move.result.tile, registers.block.shared
+    tile, shared = move.result.tile, registers.block.layout
     if registers.places.to_shared(tile) and shared.overlap({tile}, registers.loaded):
         text("sync<32>();", "who shares a fibre has read it")
         registers.loaded.clear()
@@ -100,7 +100,7 @@ def _print_points(text: Text, registers: Registers, group: list[Move], later: se
     if kept:
         text(f"{registers.type_of_fibre(length)} {listed(kept.values())};", shape_of((length,)))
     point = registers.point
-    count = slots(length, sweep.lanes, registers.block.is_mirrored(sweep))
+    count = slots(length, sweep.lanes, registers.block.schedule.is_mirrored(sweep))
     text("#pragma unroll")
     with text.braces(f"for (int {point} = 0; {point} < {count}; ++{point})"):
         if sweep.lanes > 1:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from jaxmagma.lowering.cuda.blocks import Block
 from jaxmagma.lowering.cuda.source.text import Text, shape_of
-from jaxmagma.lowering.cuda.sweeps import Sweep
 from jaxmagma.plan import Plan
 from jaxmagma.program import Gather
 
@@ -32,22 +31,23 @@ class Pointer:
 
 def pointers_of(block: Block, gathers: Iterable[Gather]) -> list[Pointer]:
     """Of the arrays that a kernel reads, and of those that it writes."""
-    plan, program = block.plan, block.program
-    read = {x for stage in block.stages for x in block.read(stage)}
-    read |= {plan.results[out] for out in block.summed}
-    sweeps = (x for x in block.stages if isinstance(x, Sweep))
-    read |= {x for sweep in sweeps for x in block.outside_bank(sweep)}
-    read |= {x.tile for x in block.pieces()}
+    plan, program = block.plan, block.plan.program
+    read = set(block.schedule.everything_read)
+    read |= {plan.results[out] for out in block.ends.summed}
+    read |= {x for sweep in block.schedule.sweeps for x in block.matrices.outside_bank(sweep)}
+    read |= {x.tile for x in block.matrices.pieces}
     read |= {x for step in gathers for x in step.operands}
-    pointers = operands_of(plan, read, block.gathered, block.type)
+    pointers = operands_of(plan, read, block.ends.gathered, block.type)
     arguments = len(program.arguments)
     sums = arguments + len(program.outputs)
     for number, out in enumerate(program.outputs):
         size = plan.tiles[plan.results[number]].size
         name, buffer, axes = f"out{number}", arguments + number, out.batch
-        if number in block.summed:
-            name, buffer, axes = f"partial{number}", sums + block.summed.index(number), ()
-        pointers.append(Pointer(name, buffer, axes, size, block.dtype.itemsize, True, block.type))
+        if number in block.ends.summed:
+            name, buffer, axes = f"partial{number}", sums + block.ends.summed.index(number), ()
+        pointers.append(
+            Pointer(name, buffer, axes, size, block.ends.dtype.itemsize, True, block.type)
+        )
     return pointers
 
 
@@ -75,7 +75,7 @@ class Tiles:
         self.text = text
         self.block = block
         # Gathered ones, which threads copy.
-        self.brought = {n: x for n, x in block.brought.items() if n in block.uses.tiles}
+        self.brought = block.transfers.gathers
         self.pointers = pointers_of(block, self.brought.values())
         self.batched = [x for x in self.pointers if x.axes]
 
@@ -108,13 +108,13 @@ class Tiles:
 
     def _shared(self, tile: int) -> str:
         """The same, in shared memory."""
-        size = self.block.shared.layouts[tile].element
-        begin, own = f"shared + {self.block.shared.offsets[tile]}", f" + {size} * e"
-        if tile in self.block.shared.second:
-            begin += f" + {self.block.shared.second[tile]} * half"
-        if tile not in self.block.fetched:
+        at = self.block.layout.tiles[tile]
+        begin, own = f"shared + {at.begin}", f" + {at.strides.element} * e"
+        if at.second:
+            begin += f" + {at.second} * half"
+        if tile not in self.block.transfers.fetched:
             place = begin + own
-        elif self.block.together:
+        elif self.block.transfers.together:
             place = f"fetched({begin}, g{tile}(0)){own}"
         else:
             place = f"fetched({begin}{own}, g{tile}(e))"
@@ -129,15 +129,17 @@ class Tiles:
         """Has the copy engine bring an operand."""
         size = self.block.plan.tiles[tile].size
         called, where = f"fetch<kThreads, kElements, {size}>", f"s{tile}, g{tile}"
-        if self.block.together:
+        if self.block.transfers.together:
             called, where = f"fetch_slice<kThreads, {size}>", f"s{tile}(0), g{tile}(0), slice"
         where += ", batch.inside(slice)"
         self.text(f"{called}(thread, {self.arrival(tile)}, {where});")
 
     def arrival(self, tile: int) -> str:
         """Which of the arrivals is that of an operand."""
-        number = self.block.fetched.index(tile)
-        return f"arrived[{2 * number} + half]" if self.block.twice else f"arrived[{number}]"
+        number = self.block.transfers.fetched.index(tile)
+        return (
+            f"arrived[{2 * number} + half]" if self.block.transfers.twice else f"arrived[{number}]"
+        )
 
     def print_fetches(self, tiles: Iterable[int], first: str, half: str = "") -> None:
         """Brings operands of the elements from ``first`` on, if there are any.

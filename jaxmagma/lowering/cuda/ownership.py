@@ -1,0 +1,191 @@
+"""Which threads have which elements, and how many fibres of them at a time.
+
+A *group* of threads works on some elements together, on one slice of them after the other; a group
+of one warp never waits for another one, so that several may be in a block.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jaxmagma.lowering.cuda.gemms import blocking_of
+from jaxmagma.lowering.cuda.matrices import QUAD_FIBRES, WORD, Matrices
+from jaxmagma.lowering.cuda.parameters import MAX_THREADS, WARP, Parameters
+from jaxmagma.lowering.cuda.schedule import Schedule
+from jaxmagma.lowering.cuda.sweeps import Accumulation, Assembly, Gemm, Stage, Sweep
+from jaxmagma.lowering.cuda.transfers import Transfers, is_direct
+
+
+# Threads of an element whose fibres are many. A quad has so many fibres one after the other, which
+# share what it has of a matrix.
+QUAD_THREADS = 128
+QUAD_LINES = 4
+# Threads that have fibres take several single values, unless these have so many operations.
+CROWDED_MOVES = 100
+# So many threads, or more, have one element, if there are sums.
+THREADS_WITH_SUMS = 48
+# Multiply-adds of an accumulation that are work for one thread.
+ACCUMULATED_VALUES = 1024
+# Where a fibre of four-byte values takes no more registers, a thread has so many at a time; two, if
+# it is multiplied with matrices in shared memory, and not for several operations.
+PACKED = ((10, 4), (18, 2))
+NEAR_REGISTERS = 75
+SEVERAL_MOVES = 8
+# A warp that has to arrange matrices for itself uses them for so many elements in turn.
+TRACED_SLICES = 8
+
+
+@dataclass(frozen=True)
+class Ownership:
+    """Who has which elements.
+
+    Attributes:
+      threads: of a group.
+      elements: of a group, at a time.
+      groups: of a block.
+      slices: of elements that a group works through.
+      packed: fibres that a thread has at a time.
+      paired: the same of a quad.
+      widest: threads that one element keeps busy in the stage that has work for most.
+    """
+
+    threads: int
+    elements: int
+    groups: int
+    slices: int
+    packed: int
+    paired: int
+    widest: int
+
+    @property
+    def warps(self) -> int:
+        """Of a group."""
+        return self.threads // WARP
+
+    @property
+    def busy(self) -> float:
+        """The part of the threads that the widest stage has work for."""
+        work = self.elements * self.widest
+        return work / _round_up(work, self.threads)
+
+    def fibres(self, sweep: Sweep) -> int:
+        """Fibres that a thread, or a quad, has at a time: as many as leave none without."""
+        fibres = self.elements * sweep.count
+        if sweep.lanes == 1:
+            return 1 if sweep.single else min(self.packed, -(-fibres // self.threads))
+        octets = -(-fibres // 8)
+        return min(self.paired, -(-octets // self.warps))
+
+    def packs(self, sweep: Sweep) -> bool:
+        """Whether values of a sweep come in packs, one for each fibre of their owner."""
+        return sweep.lanes > 1 or self.fibres(sweep) > 1
+
+
+def ownerships(matrices: Matrices, transfers: Transfers, given: Parameters) -> Iterator[Ownership]:
+    """All with these parameters: the model's favourite, then those of ever fewer elements."""
+    schedule = matrices.schedule
+    packed = _packed(matrices, given)
+    widest = max((_threads_of(schedule, x, packed) for x in schedule.stages), default=1)
+    groups, slices = _groups(schedule, given), _slices(matrices, given)
+    paired = given.fibres or QUAD_FIBRES
+    for elements, threads in _shapes(schedule, widest, bool(transfers.streams), given):
+        # Barriers of several warps are barriers of the whole block.
+        several = groups if threads <= WARP else 1
+        yield Ownership(threads, elements, several, slices, packed, paired, widest)
+
+
+def _shapes(
+    schedule: Schedule, most: int, in_rows: bool, given: Parameters
+) -> list[tuple[int, int]]:
+    """(elements, threads) of a group, if an element keeps so many threads busy."""
+    if given.elements is not None:
+        threads = min(MAX_THREADS, _round_up(given.elements * most, WARP))
+        return [(given.elements, given.threads or threads)]
+    sums = bool(schedule.ends.accumulations)
+    if schedule.alone:
+        if sums and schedule.octets > 2:
+            return [(1, given.threads or WARP)]  # no registers for a second element beside sums
+        # Eight fibres are multiplied in the time of sixteen.
+        return [(1 + schedule.octets % 2, given.threads or WARP)]
+    largest = given.threads or 256
+    if schedule.quads and most >= QUAD_THREADS:
+        return [(1, given.threads or QUAD_THREADS)]
+    if most > largest:
+        return [(1, given.threads or min(512, _round_up(most, WARP)))]
+    if sums and not (schedule.quads or given.threads) and most >= THREADS_WITH_SUMS:
+        # Sums have barriers of their own: the fewer threads, the fewer wait there.
+        return [(1, _round_up(most, WARP))]
+    best, best_score = 1, 0.0
+    for slots in range(1, 1 + (1 if in_rows else largest // most)):
+        threads = given.threads or _round_up(slots * most, WARP)
+        used = slots * most / threads
+        # 128 threads are enough to be several blocks on a multiprocessor, and few enough for
+        # their barriers to cost little.
+        far = math.log2(threads / 128)
+        score = used * (1 - (0.3 * far if far > 0 else -0.6 * far))
+        if score > best_score:
+            best, best_score = slots, score
+    return [(slots, given.threads or _round_up(slots * most, WARP)) for slots in range(best, 0, -1)]
+
+
+def _threads_of(schedule: Schedule, stage: Stage, packed: int) -> int:
+    """Threads that one element keeps busy."""
+    if isinstance(stage, Gemm):
+        return blocking_of(stage.step, schedule.ends.dtype.itemsize).count
+    if isinstance(stage, Accumulation):
+        return -(-math.prod(stage.step.extents.values()) // ACCUMULATED_VALUES)
+    if isinstance(stage, Assembly):
+        return -(-schedule.plan.tiles[stage.number].size // 4)
+    if stage.lanes > 1:
+        return WARP * -(-schedule.octets // QUAD_LINES)
+    if stage.light:
+        # A thread takes several values, and more of them where a gemm comes after.
+        copied = schedule.staged | schedule.rewritten
+        staged = any(move.result.tile in copied for move in stage.moves)
+        return -(-stage.count // (16 if staged else 4))
+    fibres = any(not x.single for x in schedule.sweeps)
+    if stage.single and fibres and len(stage.moves) <= CROWDED_MOVES:
+        # The threads that have fibres take several points, unless points are the most work.
+        return -(-stage.count // 4)
+    return -(-stage.count // (1 if stage.single else packed))
+
+
+def _packed(matrices: Matrices, given: Parameters) -> int:
+    """Fibres that a thread has at a time: several short ones of small values.
+
+    They share what it reads of matrices, and more of memory is on its way.
+    """
+    schedule = matrices.schedule
+    if schedule.quads or schedule.whole:
+        return 1
+    if given.fibres is not None:
+        return given.fibres
+    if schedule.ends.dtype.itemsize >= WORD:
+        return 1
+    live = schedule.most_registers
+    if matrices.near:
+        few = all(len(x.moves) <= SEVERAL_MOVES for x in schedule.sweeps)
+        return 2 if few and live <= NEAR_REGISTERS else 1
+    return next((n for most, n in PACKED if live <= most), 1)
+
+
+def _groups(schedule: Schedule, given: Parameters) -> int:
+    if schedule.ends.summed:
+        return 1
+    if given.groups is not None:
+        return given.groups
+    return 2 if is_direct(schedule) and given.threads in (None, WARP) else 1
+
+
+def _slices(matrices: Matrices, given: Parameters) -> int:
+    schedule = matrices.schedule
+    if schedule.ends.summed or given.ahead:
+        return 1
+    if given.slices is not None:
+        return given.slices
+    traced = any(not schedule.ends.is_constant(x.tile) for x in matrices.pieces)
+    return TRACED_SLICES if (is_direct(schedule) and traced) or matrices.near else 1
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

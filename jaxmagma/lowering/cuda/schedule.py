@@ -1,0 +1,250 @@
+"""What a kernel does, stage by stage (see ``sweeps``).
+
+``scheduler`` groups the steps of a plan. Around its stages come copies: what gemms read many times
+is *staged*, and results that would be written far apart leave through shared memory.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from jaxmagma.lowering.cuda.accumulations import (
+    SHARED_REGISTERS,
+    WHOLE_REGISTERS,
+    registers_of,
+    whole_registers,
+)
+from jaxmagma.lowering.cuda.ends import Ends
+from jaxmagma.lowering.cuda.origins import Origin
+from jaxmagma.lowering.cuda.outers import with_outers
+from jaxmagma.lowering.cuda.scheduler import Scheduler
+from jaxmagma.lowering.cuda.sweeps import (
+    ALONG,
+    Gemm,
+    Move,
+    Stage,
+    Sweep,
+    copies,
+    copy_sweep,
+    is_mirrored,
+    live_registers,
+    made_by,
+)
+from jaxmagma.parity import Halves
+from jaxmagma.plan import Plan
+
+
+# A warp that has fibres eight at a time does all of an element, if it need not do so more often.
+FEW_OCTETS = 4
+# Rows of an output that are so long go through shared memory, to be written side by side.
+LONG_ROW = 4
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The stages of a kernel, one after the other.
+
+    Attributes:
+      quads: whether quads own the fibres that matrices multiply.
+      halves: of matrices that are multiplied half by half, by their tiles.
+      whole: the sums over elements that every thread has whole.
+      staged: operands that are copied to shared memory for gemms.
+      rewritten: tiles that go to outputs from shared memory, not where they are made.
+    """
+
+    ends: Ends
+    stages: tuple[Stage, ...]
+    quads: bool
+    halves: Mapping[int, Halves]
+    whole: frozenset[int]
+    staged: frozenset[int]
+    rewritten: frozenset[int]
+
+    def __repr__(self) -> str:
+        return "\n".join(map(str, self.stages))
+
+    @property
+    def plan(self) -> Plan:
+        return self.ends.plan
+
+    @cached_property
+    def sweeps(self) -> tuple[Sweep, ...]:
+        return tuple(x for x in self.stages if isinstance(x, Sweep))
+
+    @cached_property
+    def octets(self) -> int:
+        """How often one warp would take eight fibres of an element, in the largest sweep."""
+        return -(-max((x.count for x in self.sweeps if x.lanes > 1), default=0) // 8)
+
+    @property
+    def alone(self) -> bool:
+        """Whether one warp has all fibres of an element."""
+        return 0 < self.octets <= FEW_OCTETS
+
+    def read(self, stage: Stage) -> list[int]:
+        """The tiles that a stage reads where they are in memory."""
+        if isinstance(stage, Sweep):
+            tiles = [value.tile for value in stage.loads]
+        else:
+            tiles = list(stage.step.operands)
+        found: dict[int, None] = {}
+        for tile in tiles:
+            staged = tile in self.staged and not copies(stage)
+            at = Origin(tile) if staged else self.ends.origin(tile)
+            found[at.tile] = None
+            if at.index is not None:
+                found[at.index] = None
+        return list(found)
+
+    @cached_property
+    def everything_read(self) -> frozenset[int]:
+        return frozenset(x for stage in self.stages for x in self.read(stage))
+
+    def products(self, lanes: int) -> list[Move]:
+        """The mode products whose fibres so many lanes own."""
+        sweeps = (x for x in self.sweeps if x.lanes == lanes)
+        return [move for sweep in sweeps for move in sweep.moves if move.matrix is not None]
+
+    def is_mirrored(self, sweep: Sweep) -> bool:
+        """Whether quads have opposite values of fibres in one lane, and multiply halves."""
+        return is_mirrored(sweep, self.halves)
+
+    # ---- Registers -------------------------------------------------------------------------------
+
+    def live_registers(self, sweep: Sweep) -> int:
+        return live_registers(self.plan, sweep, self.halves)
+
+    @cached_property
+    def most_registers(self) -> int:
+        """Of a thread, for the fibres of any sweep."""
+        return max(map(self.live_registers, self.sweeps), default=0)
+
+    def sums_registers(self, split: int) -> int:
+        """Registers of a thread that hold pieces of sums, whose columns so many warps share."""
+        return _sums_registers(self.ends, self.whole, split)
+
+    @property
+    def kept_registers(self) -> int:
+        """The same, if warps share them where they had better, and those for whole sums."""
+        return _kept_registers(self.ends, self.whole)
+
+
+def schedules_of(
+    ends: Ends, quads: bool, halves: Mapping[int, Halves], kept: int = 0
+) -> list[Schedule]:
+    """With all operands of gemms staged; and with no more of them than need be, if that is less.
+
+    Threads keep so many registers, and those of sums, all the time.
+    """
+    whole = _whole_sums(ends, quads)
+    kept += _kept_registers(ends, whole)
+    stages = Scheduler(ends.plan, ends.skipped, quads, halves, kept).stages()
+    made = {tile for x in stages if isinstance(x, Sweep | Gemm) for tile in made_by(x)}
+
+    def schedule(staging: bool) -> Schedule:
+        some, staged = _with_staging(ends, stages, staging)
+        rewritten = {x for x in ends.written if x in made and _in_fibres(ends, x, some)}
+        copied = [x for x in ends.written if x not in made or x in rewritten]
+        every = _with_ends(ends, some, whole, copied)
+        return Schedule(
+            ends, tuple(every), quads, halves, whole, frozenset(staged), frozenset(rewritten)
+        )
+
+    first = schedule(staging=True)
+    avoidable = any(ends.origin(x).index is None for x in first.staged)
+    return [first, schedule(staging=False)] if avoidable else [first]
+
+
+def _with_staging(
+    ends: Ends, stages: Sequence[Stage], staging: bool
+) -> tuple[list[Stage], set[int]]:
+    """The stages with copies of the operands of gemms, and what is copied.
+
+    Gathered ones are in any case.
+    """
+    found: list[Stage] = []
+    staged: set[int] = set()
+    for stage in stages:
+        for operand in stage.step.operands if isinstance(stage, Gemm) else ():
+            needed = staging or ends.origin(operand).index is not None
+            if ends.is_outside(operand) and needed and operand not in staged:
+                staged.add(operand)
+                found.append(copy_sweep(ends.plan, operand))
+        found.append(stage)
+    return found, staged
+
+
+def _in_fibres(ends: Ends, tile: int, stages: Sequence[Stage]) -> bool:
+    """Whether threads have fibres of an output, and would write it far apart.
+
+    Memory would be asked for rows many times, and for parts of sectors.
+    """
+    for stage in (x for x in stages if isinstance(x, Sweep)):
+        made = stage.tiles.get(tile)
+        if made is not None and ALONG in made.labels:
+            axis = made.labels.index(ALONG)
+            rows = any(at.strides[axis] == 1 for _, at in ends.written[tile])
+            return rows and made.length >= LONG_ROW and stage.lanes == 1
+    return False
+
+
+def _with_ends(
+    ends: Ends, stages: Sequence[Stage], whole: frozenset[int], copied: Sequence[int]
+) -> list[Stage]:
+    """The stages with copies to outputs; with accumulations, if any, each as soon as can be.
+
+    Tiles then leave shared memory early, and what reads them waits for no barrier of its own.
+    """
+    if not ends.accumulations:
+        return [*stages, *(copy_sweep(ends.plan, tile) for tile in copied)]
+    outers = (x for x in ends.accumulations if x.output in whole)
+    stages = with_outers(stages, outers, ends.origins)
+    known = set(range(ends.inputs))
+    left = list(copied)
+    waiting = [x for x in ends.accumulations if x.output not in whole]
+    found: list[Stage] = []
+
+    def follow() -> None:
+        for tile in [x for x in left if ends.origin(x).tile in known]:
+            left.remove(tile)
+            found.append(copy_sweep(ends.plan, tile))
+        for sum_ in [*waiting]:
+            if {ends.origin(x).tile for x in sum_.step.operands} <= known:
+                waiting.remove(sum_)
+                found.append(sum_)
+
+    follow()
+    for stage in stages:
+        found.append(stage)
+        known.update(made_by(stage))
+        follow()
+    return found
+
+
+# ---- Sums over elements --------------------------------------------------------------------------
+
+
+def _whole_sums(ends: Ends, quads: bool) -> frozenset[int]:
+    """The sums that every thread has whole: small ones, of fibres that threads own."""
+    found: set[int] = set()
+    left = 0 if quads else WHOLE_REGISTERS
+    for output in sorted(ends.accumulated):
+        registers = whole_registers(ends.plan, ends.plan.results[output])
+        if registers <= left:
+            found.add(output)
+            left -= registers
+    return frozenset(found)
+
+
+def _sums_registers(ends: Ends, whole: frozenset[int], split: int) -> int:
+    registers = 0
+    for output in ends.accumulated - whole:
+        rows, columns = ends.plan.tiles[ends.plan.results[output]].shape
+        registers += registers_of(rows, columns, ends.dtype, split)
+    return registers
+
+
+def _kept_registers(ends: Ends, whole: frozenset[int]) -> int:
+    every = _sums_registers(ends, whole, 1)
+    pieces = _sums_registers(ends, whole, 2) if every > SHARED_REGISTERS else every
+    return pieces + sum(whole_registers(ends.plan, ends.plan.results[x]) for x in whole)
