@@ -37,12 +37,7 @@ TYPES = {
 
 @dataclass(frozen=True)
 class Block:
-    """What the passes make of a plan.
-
-    Attributes:
-      min_blocks: of a multiprocessor, for which the compiler must leave registers; 0 if it may say.
-      prefetch: whether what later stages or slices read is asked for.
-    """
+    """What the passes make of a plan."""
 
     schedule: Schedule
     matrices: Matrices
@@ -50,8 +45,8 @@ class Block:
     ownership: Ownership
     layout: Layout
     limits: Limits
-    min_blocks: int = 0
-    prefetch: bool = True
+    min_blocks: int = 0  # that the compiler must leave registers for; 0 if it may say
+    prefetch: bool = True  # what later stages or slices read is asked for
 
     def __repr__(self) -> str:
         return f"{self.schedule!r}\n{self.layout!r}\n{self.describe()}"

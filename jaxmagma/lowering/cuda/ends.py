@@ -5,13 +5,18 @@ where its values are (``origins``); a part of a result is written to its place t
 (``destinations``). Products that are only summed over elements need no tile (``accumulations``).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from jaxmagma.lowering.cuda.accumulations import accumulations
+from jaxmagma.lowering.cuda.accumulations import (
+    SHARED_REGISTERS,
+    accumulations,
+    registers_of,
+    whole_registers,
+)
 from jaxmagma.lowering.cuda.destinations import Destination, find_destinations
 from jaxmagma.lowering.cuda.origins import Origin, origin
 from jaxmagma.lowering.cuda.sweeps import Accumulation
@@ -21,22 +26,16 @@ from jaxmagma.program import Gather, View
 
 @dataclass(frozen=True)
 class Ends:
-    """Both ends of a plan.
-
-    Attributes:
-      brought: the gathered tiles that threads bring to shared memory ahead of their use.
-      origins: of tiles whose values are part of others.
-      written: where in outputs tiles go.
-      accumulations: the products that are only summed over elements.
-      skipped: tiles that nobody needs on chip.
-    """
+    """Both ends of a plan."""
 
     plan: Plan
-    brought: Mapping[int, Gather]
-    origins: Mapping[int, Origin]
-    written: Mapping[int, Sequence[Destination]]
-    accumulations: tuple[Accumulation, ...]
-    skipped: frozenset[int]
+    summed: tuple[int, ...]  # outputs that are summed over elements
+    stored: tuple[int, ...]  # the others
+    brought: Mapping[int, Gather]  # gathered tiles that threads bring ahead of their use
+    origins: Mapping[int, Origin]  # of tiles whose values are part of others
+    written: Mapping[int, Sequence[Destination]]  # where in outputs tiles go
+    accumulations: tuple[Accumulation, ...]  # products that are only summed over elements
+    skipped: frozenset[int]  # tiles that nobody needs on chip
 
     @property
     def dtype(self) -> np.dtype:
@@ -47,19 +46,9 @@ class Ends:
         return len(self.plan.program.inputs)
 
     @cached_property
-    def summed(self) -> tuple[int, ...]:
-        """The outputs that are summed over elements."""
-        return _summed(self.plan)
-
-    @cached_property
     def accumulated(self) -> frozenset[int]:
-        """Those of them that are sums of products."""
+        """The outputs that are sums of products."""
         return frozenset(x.output for x in self.accumulations)
-
-    @property
-    def stored(self) -> list[int]:
-        """The other outputs."""
-        return _stored(self.plan)
 
     @cached_property
     def gathered(self) -> frozenset[int]:
@@ -73,45 +62,52 @@ class Ends:
         """Whether a batched tile is in global memory."""
         return self.origin(tile).tile < self.inputs and self.plan.tiles[tile].batched
 
-    def is_constant(self, tile: int) -> bool:
-        return self.constant(tile) is not None
-
     def constant(self, tile: int) -> np.ndarray | None:
         """The values of a tile that is known before the kernel runs."""
         return _constant(self.plan, tile)
 
+    def is_constant(self, tile: int) -> bool:
+        return self.constant(tile) is not None
+
     def result_size(self, output: int) -> int:
         return self.plan.tiles[self.plan.results[output]].size
+
+    def sums_registers(self, whole: Set[int], split: int) -> int:
+        """Registers of a thread that hold pieces of sums from one element to the next.
+
+        Not of ``whole`` ones. So many warps share the columns of a sum.
+        """
+        sums = (self.plan.tiles[self.plan.results[x]].shape for x in self.accumulated - whole)
+        return sum(registers_of(rows, columns, self.dtype, split) for rows, columns in sums)
+
+    def kept_registers(self, whole: Set[int]) -> int:
+        """The same, if warps share them where they had better, and those for whole sums."""
+        every = self.sums_registers(whole, 1)
+        pieces = self.sums_registers(whole, 2) if every > SHARED_REGISTERS else every
+        return pieces + sum(whole_registers(self.plan, self.plan.results[x]) for x in whole)
 
 
 def ends_of(plan: Plan, ahead: bool) -> Ends:
     """Those of a plan; whether gathered tiles come ``ahead``."""
+    everything = set(range(plan.program.batch_rank))
+    outputs = list(enumerate(plan.program.outputs))
+    summed = tuple(n for n, x in outputs if set(x.batch) != everything)
+    stored = tuple(n for n, _ in outputs if n not in summed)
     brought = {
-        n: step
-        for n, step in plan.numbered_steps()
-        if ahead
-        and isinstance(step, Gather)
-        and plan.tiles[step.index].batched
-        and _constant(plan, step.index) is None
+        n: x
+        for n, x in plan.numbered_steps()
+        if ahead and isinstance(x, Gather) and plan.tiles[x.index].batched
+        if _constant(plan, x.index) is None
     }
     origins = {
         n: origin(plan, n, brought)
-        for n, step in plan.numbered_steps()
-        if isinstance(step, View | Gather) and n not in brought
+        for n, x in plan.numbered_steps()
+        if isinstance(x, View | Gather) and n not in brought
     }
-    written, by_parts = find_destinations(plan, _stored(plan))
+    written, by_parts = find_destinations(plan, stored)
     products, gone = accumulations(plan)
-    return Ends(plan, brought, origins, written, tuple(products), frozenset(by_parts | gone))
-
-
-def _summed(plan: Plan) -> tuple[int, ...]:
-    everything = set(range(plan.program.batch_rank))
-    return tuple(n for n, x in enumerate(plan.program.outputs) if set(x.batch) != everything)
-
-
-def _stored(plan: Plan) -> list[int]:
-    summed = _summed(plan)
-    return [n for n in range(len(plan.program.outputs)) if n not in summed]
+    skipped = frozenset(by_parts | gone)
+    return Ends(plan, summed, stored, brought, origins, written, tuple(products), skipped)
 
 
 def _constant(plan: Plan, tile: int) -> np.ndarray | None:

@@ -34,36 +34,23 @@ CHEAP, DEAR = 1e-3, 0.03
 
 @dataclass(frozen=True)
 class Placed:
-    """A tile of each element of a group in shared memory, from value ``begin`` on.
-
-    Attributes:
-      second: from there to the other place of a tile that has two, else 0.
-    """
+    """A tile of each element of a group in shared memory, from value ``begin`` on."""
 
     strides: Strides
     begin: int
     end: int
-    second: int
+    second: int  # from there to the other place of a tile that has two, else 0
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The shared memory of a group.
-
-    Attributes:
-      tiles: where tiles are.
-      spreads: of the sweeps of quads, by their positions, which lines neighbours have.
-      front: values in front of matrices and streams: of tiles, and of sums that meet there.
-      matrices: values of matrices.
-      streams: values of the pieces of streamed operands.
-      itemsize: of a value.
-    """
+    """The shared memory of a group."""
 
     tiles: Mapping[int, Placed]
-    spreads: Mapping[int, int]
-    front: int
-    matrices: Mapping[int, int]
-    streams: Mapping[int, int]
+    spreads: Mapping[int, int]  # of sweeps of quads, by their positions: the lines of neighbours
+    front: int  # values of tiles, and of sums that meet there
+    matrices: Mapping[int, int]  # values of each, behind the tiles
+    streams: Mapping[int, int]  # the same of the pieces of streamed operands
     itemsize: int
 
     def __repr__(self) -> str:

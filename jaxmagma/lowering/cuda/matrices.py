@@ -34,18 +34,12 @@ UNIFORM_BYTES = 192
 
 @dataclass(frozen=True)
 class Matrices:
-    """Where matrices stand.
-
-    Attributes:
-      held: whether they stay in registers from one product to the next.
-      near: those in shared memory.
-      bank: those in the constant bank, in that order.
-    """
+    """Where matrices stand."""
 
     schedule: Schedule
-    held: bool
-    near: tuple[int, ...]
-    bank: tuple[int, ...]
+    held: bool  # in registers, from one product to the next
+    near: tuple[int, ...]  # in shared memory
+    bank: tuple[int, ...]  # in the constant bank, in that order
 
     @cached_property
     def pieces(self) -> list[Pieces]:

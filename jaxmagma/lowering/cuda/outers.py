@@ -7,7 +7,6 @@ what goes into it and of what comes back, and both are on the same lines.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from jaxmagma.lowering.cuda.origins import Origin
 from jaxmagma.lowering.cuda.sweeps import (
@@ -51,22 +50,14 @@ def with_outers(
             _, position, outer = min(places, key=lambda x: x[:2])
             sweep = stages[position]
             assert isinstance(sweep, Sweep)
-            stages[position] = _with_outer(sweep, outer)
+            stages[position] = sweep.with_outer(outer)
         else:
-            own.setdefault(max(ready.values()), []).append(_with_outer(*_alone(term)))
+            sweep, outer = _alone(term)
+            own.setdefault(max(ready.values()), []).append(sweep.with_outer(outer))
     found = own.get(BEFORE, [])
     for position, stage in enumerate(stages):
         found += [stage, *own.get(position, [])]
     return found
-
-
-def _with_outer(sweep: Sweep, outer: Outer) -> Sweep:
-    loads = (x for x in outer.operands if x not in _at_hand(sweep))
-    return replace(sweep, loads=(*sweep.loads, *loads), outers=(*sweep.outers, outer))
-
-
-def _at_hand(sweep: Sweep) -> list[Value]:
-    return [*sweep.loads, *sweep.tiles.values()]
 
 
 def _ways(sweep: Sweep, term: Accumulation, ready: set[int]) -> Iterable[tuple[int, Outer]]:
@@ -74,7 +65,7 @@ def _ways(sweep: Sweep, term: Accumulation, ready: set[int]) -> Iterable[tuple[i
     step = term.step
     found = [
         dict(zip(labels, value.labels, strict=True))
-        for value in _at_hand(sweep)
+        for value in sweep.at_hand
         for tile, labels in step.terms
         if value.tile == tile
     ]
@@ -87,7 +78,7 @@ def _ways(sweep: Sweep, term: Accumulation, ready: set[int]) -> Iterable[tuple[i
         if sorted(lines.values()) != sorted(sweep.lines) or len(lines) < len(term.contracted):
             continue
         outer = _outer(term, lines)
-        loads = [x for x in outer.operands if x not in _at_hand(sweep)]
+        loads = [x for x in outer.operands if x not in sweep.at_hand]
         if all(x.tile in ready for x in loads):
             yield sweep.count * sum(x.length for x in loads), outer
 

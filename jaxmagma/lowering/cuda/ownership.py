@@ -37,25 +37,15 @@ TRACED_SLICES = 8
 
 @dataclass(frozen=True)
 class Ownership:
-    """Who has which elements.
+    """Who has which elements."""
 
-    Attributes:
-      threads: of a group.
-      elements: of a group, at a time.
-      groups: of a block.
-      slices: of elements that a group works through.
-      packed: fibres that a thread has at a time.
-      paired: the same of a quad.
-      widest: threads that one element keeps busy in the stage that has work for most.
-    """
-
-    threads: int
-    elements: int
-    groups: int
-    slices: int
-    packed: int
-    paired: int
-    widest: int
+    threads: int  # of a group
+    elements: int  # of a group, at a time
+    groups: int  # of a block
+    slices: int  # of elements that a group works through
+    packed: int  # fibres that a thread has at a time
+    paired: int  # fibres that a quad has at a time
+    widest: int  # threads that one element keeps busy in the stage that has work for most
 
     @property
     def warps(self) -> int:

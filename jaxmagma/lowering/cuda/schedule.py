@@ -8,12 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from jaxmagma.lowering.cuda.accumulations import (
-    SHARED_REGISTERS,
-    WHOLE_REGISTERS,
-    registers_of,
-    whole_registers,
-)
+from jaxmagma.lowering.cuda.accumulations import WHOLE_REGISTERS, whole_registers
 from jaxmagma.lowering.cuda.ends import Ends
 from jaxmagma.lowering.cuda.origins import Origin
 from jaxmagma.lowering.cuda.outers import with_outers
@@ -42,23 +37,15 @@ LONG_ROW = 4
 
 @dataclass(frozen=True)
 class Schedule:
-    """The stages of a kernel, one after the other.
-
-    Attributes:
-      quads: whether quads own the fibres that matrices multiply.
-      halves: of matrices that are multiplied half by half, by their tiles.
-      whole: the sums over elements that every thread has whole.
-      staged: operands that are copied to shared memory for gemms.
-      rewritten: tiles that go to outputs from shared memory, not where they are made.
-    """
+    """The stages of a kernel, one after the other."""
 
     ends: Ends
     stages: tuple[Stage, ...]
-    quads: bool
-    halves: Mapping[int, Halves]
-    whole: frozenset[int]
-    staged: frozenset[int]
-    rewritten: frozenset[int]
+    quads: bool  # own the fibres that matrices multiply
+    halves: Mapping[int, Halves]  # of matrices that are multiplied half by half
+    whole: frozenset[int]  # the sums over elements that every thread has whole
+    staged: frozenset[int]  # operands that are copied to shared memory for gemms
+    rewritten: frozenset[int]  # tiles that go to outputs from shared memory
 
     def __repr__(self) -> str:
         return "\n".join(map(str, self.stages))
@@ -109,8 +96,6 @@ class Schedule:
         """Whether quads have opposite values of fibres in one lane, and multiply halves."""
         return is_mirrored(sweep, self.halves)
 
-    # ---- Registers -------------------------------------------------------------------------------
-
     def live_registers(self, sweep: Sweep) -> int:
         return live_registers(self.plan, sweep, self.halves)
 
@@ -120,13 +105,11 @@ class Schedule:
         return max(map(self.live_registers, self.sweeps), default=0)
 
     def sums_registers(self, split: int) -> int:
-        """Registers of a thread that hold pieces of sums, whose columns so many warps share."""
-        return _sums_registers(self.ends, self.whole, split)
+        return self.ends.sums_registers(self.whole, split)
 
     @property
     def kept_registers(self) -> int:
-        """The same, if warps share them where they had better, and those for whole sums."""
-        return _kept_registers(self.ends, self.whole)
+        return self.ends.kept_registers(self.whole)
 
 
 def schedules_of(
@@ -137,7 +120,7 @@ def schedules_of(
     Threads keep so many registers, and those of sums, all the time.
     """
     whole = _whole_sums(ends, quads)
-    kept += _kept_registers(ends, whole)
+    kept += ends.kept_registers(whole)
     stages = Scheduler(ends.plan, ends.skipped, quads, halves, kept).stages()
     made = {tile for x in stages if isinstance(x, Sweep | Gemm) for tile in made_by(x)}
 
@@ -221,9 +204,6 @@ def _with_ends(
     return found
 
 
-# ---- Sums over elements --------------------------------------------------------------------------
-
-
 def _whole_sums(ends: Ends, quads: bool) -> frozenset[int]:
     """The sums that every thread has whole: small ones, of fibres that threads own."""
     found: set[int] = set()
@@ -234,17 +214,3 @@ def _whole_sums(ends: Ends, quads: bool) -> frozenset[int]:
             found.add(output)
             left -= registers
     return frozenset(found)
-
-
-def _sums_registers(ends: Ends, whole: frozenset[int], split: int) -> int:
-    registers = 0
-    for output in ends.accumulated - whole:
-        rows, columns = ends.plan.tiles[ends.plan.results[output]].shape
-        registers += registers_of(rows, columns, ends.dtype, split)
-    return registers
-
-
-def _kept_registers(ends: Ends, whole: frozenset[int]) -> int:
-    every = _sums_registers(ends, whole, 1)
-    pieces = _sums_registers(ends, whole, 2) if every > SHARED_REGISTERS else every
-    return pieces + sum(whole_registers(ends.plan, ends.plan.results[x]) for x in whole)

@@ -45,49 +45,6 @@ LIVE_REGISTERS = 176
 MOST_LOADS = 6
 
 
-class Draft:
-    """A sweep that steps still join."""
-
-    def __init__(self, lines: str, extents: Mapping[str, int]) -> None:
-        self.lines = lines
-        self.extents = extents
-        self.lanes = 1
-        self.loads: list[Value] = []
-        self.moves: list[Move] = []
-        self.tiles: dict[int, Value] = {}  # what it computes
-
-    @property
-    def sweep(self) -> Sweep:
-        return Sweep(self.lines, self.extents, self.lanes, tuple(self.loads), tuple(self.moves))
-
-    @property
-    def single(self) -> bool:
-        """Whether all fibres are single values."""
-        return self.sweep.single
-
-    def operand(self, tile: int, labels: str, length: int) -> Value:
-        """A tile in registers: made in this sweep, or read."""
-        if tile in self.tiles:
-            return self.tiles[tile]
-        value = Value(tile, labels, length if ALONG in labels else 1)
-        if value not in self.loads:
-            self.loads.append(value)
-        return value
-
-    def add(self, move: Move) -> None:
-        self.moves.append(move)
-        self.tiles[move.result.tile] = move.result
-
-    def copy(self) -> "Draft":
-        draft = copy.copy(self)
-        draft.become(self)
-        return draft
-
-    def become(self, other: "Draft") -> None:
-        """Has what another one has, on the same lines."""
-        self.loads, self.moves, self.tiles = [*other.loads], [*other.moves], {**other.tiles}
-
-
 class Scheduler:
     """Groups the steps of ``plan`` into stages; tiles of ``skipped`` nobody needs on chip.
 
@@ -135,8 +92,8 @@ class Scheduler:
             step = self.todo.pop(number)
             sweep = None if isinstance(step, Place) else self._open(number, step)
             if sweep is not None:
-                self._fill(sweep)
-                stages.append(sweep.sweep)
+                sweep = self._filled(sweep)
+                stages.append(sweep)
                 self.ready |= sweep.tiles.keys()
                 continue
             if isinstance(step, Place):
@@ -192,8 +149,7 @@ class Scheduler:
         assert not isinstance(step, Place)
         sweep = trial._open(number, step)
         assert sweep is not None
-        trial._fill(sweep)
-        return group <= sweep.tiles.keys()
+        return group <= trial._filled(sweep).tiles.keys()
 
     def _trial(self) -> "Scheduler":
         """The same, whose steps are still to be done here."""
@@ -228,44 +184,40 @@ class Scheduler:
 
     # ---- Opening a sweep -------------------------------------------------------------------------
 
-    def _open(self, number: int, step: Product | Rearrange | Pointwise) -> Draft | None:
+    def _open(self, number: int, step: Product | Rearrange | Pointwise) -> Sweep | None:
         extents = step.extents
         mode = self.modes.get(number)
         if mode is not None:
-            sweep, names = self._empty(mode.tile_labels, mode.contracted, extents)
-            if self.quads and _for_quads(mode, extents):
-                sweep.lanes = QUAD
-            self._add_mode(sweep, number, step, mode, names)
-            return sweep
+            lanes = QUAD if self.quads and _for_quads(mode, extents) else 1
+            sweep, names = self._empty(mode.tile_labels, mode.contracted, extents, lanes)
+            return self._with_mode(sweep, number, step, mode, names)
         summed = self.summed[number]
         if len(summed) > (1 if isinstance(step, Rearrange) else 0):
             return None
-        best: Draft | None = None
+        best: Sweep | None = None
         for along in self._fibres(number, step, summed):
-            sweep, names = self._empty(step.output_labels, along, extents)
-            if self.quads and along and not summed:
-                sweep.lanes = QUAD
-            if self._add_pointwise(sweep, number, step, names):
-                if not along or summed or self._reaches_mode(sweep):
-                    return sweep
-                best = best or sweep
+            lanes = QUAD if self.quads and along and not summed else 1
+            empty, names = self._empty(step.output_labels, along, extents, lanes)
+            opened = self._with_pointwise(empty, number, step, names)
+            if opened is not None:
+                if not along or summed or self._reaches_mode(opened):
+                    return opened
+                best = best or opened
         return best
 
-    def _reaches_mode(self, sweep: Draft) -> bool:
+    def _reaches_mode(self, sweep: Sweep) -> bool:
         """Whether a mode product joins the sweep, if it is filled."""
-        trial = sweep.copy()
-        self._trial()._fill(trial)
-        if len(trial.loads) > MOST_LOADS:
+        filled = self._trial()._filled(sweep)
+        if len(filled.loads) > MOST_LOADS:
             return False
-        return any(move.matrix is not None for move in trial.moves)
+        return any(move.matrix is not None for move in filled.moves)
 
     def _empty(
-        self, labels: str, along: str, extents: dict[str, int]
-    ) -> tuple[Draft, dict[str, str]]:
+        self, labels: str, along: str, extents: dict[str, int], lanes: int
+    ) -> tuple[Sweep, dict[str, str]]:
         """A sweep over all ``labels`` but one, and what they are called there."""
         names = dict(zip((x for x in labels if x != along), LABELS, strict=False))
-        sweep = Draft("".join(names.values()), {names[x]: extents[x] for x in names})
-        return sweep, names
+        return Sweep("".join(names.values()), {names[x]: extents[x] for x in names}, lanes), names
 
     def _fibres(
         self, number: int, step: Product | Rearrange | Pointwise, summed: str
@@ -306,8 +258,8 @@ class Scheduler:
 
     # ---- Filling it ------------------------------------------------------------------------------
 
-    def _fill(self, sweep: Draft) -> None:
-        """Lets every step that fits join the sweep."""
+    def _filled(self, sweep: Sweep) -> Sweep:
+        """The sweep that every step has joined that fits."""
         while True:
             before = len(sweep.moves)
             for number, step in list(self.todo.items()):
@@ -317,18 +269,22 @@ class Scheduler:
                     continue
                 here = any(x in sweep.tiles for x in step.operands)
                 if here or not self._waits(number, sweep.tiles):
-                    self._join(sweep, [number])
-            self._join_pointwise(sweep)
+                    sweep = self._taken(self._joined(sweep, [number])) or sweep
+            sweep = self._with_points(sweep)
             if len(sweep.moves) == before:
-                if sweep.single:
-                    self._join_neighbour(sweep)
-                else:
-                    self._join_branch(sweep)
+                another = self._with_neighbour if sweep.single else self._with_branch
+                sweep = self._taken(another(sweep)) or sweep
             if len(sweep.moves) == before:
-                return
+                return sweep
 
-    def _join_pointwise(self, sweep: Draft) -> None:
-        """Lets pointwise steps join, groups that belong together all or none."""
+    def _taken(self, sweep: Sweep | None) -> Sweep | None:
+        """The sweep, if any, whose steps are then done."""
+        for number in sweep.tiles if sweep else ():
+            self.todo.pop(number, None)
+        return sweep
+
+    def _with_points(self, sweep: Sweep) -> Sweep:
+        """The sweep with pointwise steps, groups that belong together all or none."""
         group = self._closure(sweep)
         # A step whose pointwise consumers are left behind would hand on more than it takes.
         whole = set(group)
@@ -345,20 +301,19 @@ class Scheduler:
                 break
             whole -= left
         chosen = [n for n in group if n in whole]
-        if chosen and self._join(sweep, chosen):
-            return
+        if chosen and (joined := self._taken(self._joined(sweep, chosen))):
+            return joined
         for part in self._parts(chosen):
             if len(part) < len(chosen):
-                self._join(sweep, part)
+                sweep = self._taken(self._joined(sweep, part)) or sweep
         rest = [n for n in group if n in self.todo]
-        if rest and len(rest) > len(chosen):
-            handed = len(self._handed_on(sweep))
-            trial = sweep.copy()
-            if self._joined(trial, rest) and len(self._handed_on(trial)) <= handed:
-                self._join(sweep, rest)
+        joined = self._joined(sweep, rest) if len(rest) > len(chosen) else None
+        if joined and len(self._handed_on(joined)) <= len(self._handed_on(sweep)):
+            return self._taken(joined) or sweep
+        return sweep
 
-    def _join_neighbour(self, sweep: Draft) -> None:
-        """Lets an operation on other tiles of the same shape join a sweep of single values."""
+    def _with_neighbour(self, sweep: Sweep) -> Sweep | None:
+        """A sweep of single values with an operation on other tiles of the same shape."""
         shape = [sweep.extents[x] for x in sweep.lines]
         for number, step in self.todo.items():
             if isinstance(step, Place) or number not in self.pointwise:
@@ -366,12 +321,12 @@ class Scheduler:
             if list(step.shape) != shape or not all(self._known(x) for x in step.operands):
                 continue
             names = dict(zip(step.output_labels, sweep.lines, strict=True))
-            if self._add_pointwise(sweep, number, step, names):
-                del self.todo[number]
-                return
+            if joined := self._with_pointwise(sweep, number, step, names):
+                return joined
+        return None
 
-    def _join_branch(self, sweep: Draft) -> None:
-        """Lets a product along the same lines join, with the functions that its operand is of."""
+    def _with_branch(self, sweep: Sweep) -> Sweep | None:
+        """The sweep with a product along the same lines, and the functions its operand is of."""
         lines = [sweep.extents[x] for x in sweep.lines]
         for number, mode in self.modes.items():
             step = self.todo.get(mode.tile)
@@ -382,12 +337,10 @@ class Scheduler:
             if [step.extents[x] for x in own] != lines or not (group := self._made_of(mode.tile)):
                 continue
             names = dict(zip(own, sweep.lines, strict=True))
-            joined = sweep.copy()
-            if self._drawn_in(joined, mode.tile, group, names) and self._joined(joined, [number]):
-                sweep.become(joined)
-                for made in joined.tiles.keys() & self.todo.keys():
-                    del self.todo[made]
-                return
+            drawn = self._drawn_in(sweep, mode.tile, group, names)
+            if drawn and (joined := self._joined(drawn, [number])):
+                return joined
+        return None
 
     def _made_of(self, number: int) -> set[int]:
         """The pointwise steps that lead from what can be read to this one; none if others do."""
@@ -402,7 +355,7 @@ class Scheduler:
                 waiting.append(operand)
         return group
 
-    def _closure(self, sweep: Draft) -> list[int]:
+    def _closure(self, sweep: Sweep) -> list[int]:
         """Pointwise steps that could be done in the sweep, and lead from it or to what does."""
         made = sweep.tiles.keys()
         possible: dict[int, bool] = {}  # and whether it comes from the sweep
@@ -438,22 +391,12 @@ class Scheduler:
             parts.setdefault(root(number), []).append(number)
         return list(parts.values())
 
-    def _handed_on(self, sweep: Draft) -> list[int]:
+    def _handed_on(self, sweep: Sweep) -> list[int]:
         made = sweep.tiles.keys()
         return [n for n in made if any(c not in made for c in self.consumers.get(n, []))]
 
-    def _join(self, sweep: Draft, group: list[int]) -> bool:
-        """Adds steps to the sweep, if all of them fit."""
-        trial = sweep.copy()
-        if not self._joined(trial, group):
-            return False
-        sweep.become(trial)
-        for number in group:
-            self.todo.pop(number, None)
-        return True
-
-    def _joined(self, sweep: Draft, group: list[int]) -> bool:
-        """Adds steps to the sweep; it is of no use if one does not fit."""
+    def _joined(self, sweep: Sweep, group: list[int]) -> Sweep | None:
+        """The sweep with these steps, if all of them fit."""
         inside = set(group)
         # Those that touch the sweep come first: they say what labels are called.
         touching = [
@@ -463,20 +406,23 @@ class Scheduler:
         ]
         while touching:
             before = len(sweep.moves)
-            if not self._drawn_in(sweep, heapq.heappop(touching), inside):
-                return False
+            drawn = self._drawn_in(sweep, heapq.heappop(touching), inside)
+            if drawn is None:
+                return None
+            sweep = drawn
             for move in sweep.moves[before:]:
                 for consumer in self.consumers.get(move.result.tile, ()):
                     if consumer in inside:
                         heapq.heappush(touching, consumer)
         if not inside <= sweep.tiles.keys():
-            return False
-        return sweep.single or live_registers(self.plan, sweep.sweep, self.split) <= self.most
+            return None
+        fits = sweep.single or live_registers(self.plan, sweep, self.split) <= self.most
+        return sweep if fits else None
 
     def _drawn_in(
-        self, sweep: Draft, number: int, inside: set[int], wanted: Mapping[str, str] | None = None
-    ) -> bool:
-        """Adds a step to the sweep, after those of ``inside`` that it needs.
+        self, sweep: Sweep, number: int, inside: set[int], wanted: Mapping[str, str] | None = None
+    ) -> Sweep | None:
+        """The sweep with a step, after those of ``inside`` that it needs, if they fit.
 
         Labels of its result may have names that are ``wanted``.
         """
@@ -492,11 +438,11 @@ class Scheduler:
             mode = self.modes.get(number)
             if mode is not None:
                 if not (mode.tile in sweep.tiles or self._known(mode.tile)):
-                    return False
+                    return None
                 lines = self._mode_names(sweep, step, mode)
                 if lines is None:
-                    return False
-                self._add_mode(sweep, number, step, mode, lines)
+                    return None
+                sweep = self._with_mode(sweep, number, step, mode, lines)
                 continue
             names = dict(names)
             missing = []
@@ -504,11 +450,11 @@ class Scheduler:
                 if operand in sweep.tiles:
                     for label, name in zip(labels, sweep.tiles[operand].labels, strict=True):
                         if names.setdefault(label, name) != name:
-                            return False
+                            return None
                 elif operand in inside:
                     missing.append((operand, labels))
                 elif not self._known(operand):
-                    return False
+                    return None
             if missing:
                 operand, labels = missing[0]
                 below = self.todo[operand]
@@ -520,17 +466,17 @@ class Scheduler:
                 }
                 # Without a line to go by, the order of the steps decides.
                 if not given and labels:
-                    return False
+                    return None
                 waiting.append((operand, given))
                 continue
-            if not names and sweep.lines:
-                return False
-            if not self._add_pointwise(sweep, number, step, names):
-                return False
-        return True
+            added = self._with_pointwise(sweep, number, step, names)
+            if added is None or (not names and sweep.lines):
+                return None
+            sweep = added
+        return sweep
 
     def _mode_names(
-        self, sweep: Draft, step: Product | Rearrange | Pointwise, mode: Mode
+        self, sweep: Sweep, step: Product | Rearrange | Pointwise, mode: Mode
     ) -> dict[str, str] | None:
         """The lines of a mode product as lines of the sweep, if they can be the same."""
         if sweep.lanes == QUAD and not _for_quads(mode, step.extents):
@@ -548,14 +494,14 @@ class Scheduler:
 
     # ---- Adding an operation ---------------------------------------------------------------------
 
-    def _add_mode(
+    def _with_mode(
         self,
-        sweep: Draft,
+        sweep: Sweep,
         number: int,
         step: Product | Rearrange | Pointwise,
         mode: Mode,
         lines: dict[str, str],
-    ) -> None:
+    ) -> Sweep:
         extents = step.extents
 
         def labels(of: str) -> str:
@@ -570,16 +516,16 @@ class Scheduler:
         operand = sweep.operand(mode.tile, labels(mode.tile_labels), length)
         result = Value(number, labels(step.output_labels), extents.get(mode.new, 1))
         matrix = Matrix(mode.matrix, axis(mode.new), axis(mode.contracted))
-        sweep.add(Move(step, result, (operand,), matrix))
+        return sweep.with_move(Move(step, result, (operand,), matrix))
 
-    def _add_pointwise(
+    def _with_pointwise(
         self,
-        sweep: Draft,
+        sweep: Sweep,
         number: int,
         step: Product | Rearrange | Pointwise,
         names: dict[str, str],
-    ) -> bool:
-        """Adds an operation that acts value by value, or sums along the fibre, if it fits.
+    ) -> Sweep | None:
+        """With an operation that acts value by value, or sums along the fibre, if it fits.
 
         ``names`` says which lines some of its labels are; one other label may be the fibre's.
         """
@@ -588,16 +534,16 @@ class Scheduler:
         every = dict.fromkeys("".join(labels for _, labels in operands) + output)
         names = names | {x: ALONG for x in every if x not in names}
         if len(set(names.values())) < len(names):
-            return False  # two labels would run along the fibre, or be the same line
+            return None  # two labels would run along the fibre, or be the same line
         along = next((x for x in names if names[x] == ALONG), "")
         summed = self.summed[number]
         if summed and (summed != along or not isinstance(step, Rearrange)):
-            return False
+            return None
         if not set(sweep.lines) <= {names[x] for x in output}:
-            return False  # several threads would make the same value
+            return None  # several threads would make the same value
         length = extents.get(along, 1)
         if length * words(self.plan, number) * 2 > FIBRE_REGISTERS:
-            return False
+            return None
 
         def labels(of: str) -> str:
             return "".join(names[x] for x in of)
@@ -605,11 +551,10 @@ class Scheduler:
         # What was made in this sweep is in registers alone, with the labels that it has there.
         for operand, own in operands:
             if operand in sweep.tiles and sweep.tiles[operand].labels != labels(own):
-                return False
+                return None
         values = tuple(sweep.operand(operand, labels(own), length) for operand, own in operands)
         result = Value(number, labels(output), length if along in output and along else 1)
-        sweep.add(Move(step, result, values))
-        return True
+        return sweep.with_move(Move(step, result, values))
 
 
 def _summed(step: Product | Rearrange | Pointwise) -> str:

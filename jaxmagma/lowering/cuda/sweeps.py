@@ -16,7 +16,7 @@ If the result is only summed over elements, it is an ``Accumulation``: warps own
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -124,11 +124,31 @@ class Sweep:
     loads: tuple[Value, ...] = ()
     moves: tuple[Move, ...] = ()
     outers: tuple[Outer, ...] = ()
+    tiles: Mapping[int, Value] = field(default_factory=dict)  # what the sweep computes
 
-    @cached_property
-    def tiles(self) -> dict[int, Value]:
-        """What the sweep computes."""
-        return {move.result.tile: move.result for move in self.moves}
+    def operand(self, tile: int, labels: str, length: int) -> Value:
+        """A tile in registers: made in this sweep, or read."""
+        return self.tiles.get(tile) or Value(tile, labels, length if ALONG in labels else 1)
+
+    def with_move(self, move: Move) -> "Sweep":
+        """The same with one more operation."""
+        read = dict.fromkeys(x for x in move.operands if x.tile not in self.tiles)
+        return replace(
+            self,
+            loads=(*self.loads, *(x for x in read if x not in self.loads)),
+            moves=(*self.moves, move),
+            tiles={**self.tiles, move.result.tile: move.result},
+        )
+
+    def with_outer(self, outer: Outer) -> "Sweep":
+        """The same with one more outer product."""
+        loads = (x for x in outer.operands if x not in self.at_hand)
+        return replace(self, loads=(*self.loads, *loads), outers=(*self.outers, outer))
+
+    @property
+    def at_hand(self) -> list[Value]:
+        """What is in registers."""
+        return [*self.loads, *self.tiles.values()]
 
     @property
     def count(self) -> int:
@@ -137,7 +157,7 @@ class Sweep:
     @cached_property
     def single(self) -> bool:
         """Whether all fibres are single values."""
-        return all(value.length == 1 for value in (*self.loads, *self.tiles.values()))
+        return all(value.length == 1 for value in self.at_hand)
 
     @property
     def light(self) -> bool:
@@ -309,7 +329,7 @@ def live_registers(plan: Plan, sweep: Sweep, split: Collection[int]) -> int:
     if sweep.lanes == QUAD:
         matrices = {m.matrix: m.shape for m in sweep.moves if m.matrix}
         most += sum(_pieces(*sizes, halves=mirrored) for sizes in matrices.values())
-    registers = max(words(plan, value.tile) for value in [*sweep.loads, *sweep.tiles.values()])
+    registers = max(words(plan, value.tile) for value in sweep.at_hand)
     return most * registers
 
 
@@ -349,5 +369,5 @@ def copy_sweep(plan: Plan, tile: int) -> Sweep:
     shape = plan.tiles[tile].shape
     labels = LABELS[: len(shape)]
     value = Value(tile, labels)
-    move = Move(None, value, (value,))
-    return Sweep(labels, dict(zip(labels, shape, strict=True)), loads=(value,), moves=(move,))
+    sweep = Sweep(labels, dict(zip(labels, shape, strict=True)))
+    return sweep.with_move(Move(None, value, (value,)))

@@ -29,20 +29,15 @@ DIRECT_OCTETS = 2
 class Transfers:
     """Which stage makes each tile, and which later ones read it from shared memory.
 
-    Attributes:
-      fetched: operands that the copy engine brings, as they are in memory.
-      streams: operands that come in rows.
-      ahead: whether operands of the next elements are brought during the work on these.
-      twice: whether they have a place of their own, from the beginning of that work.
-      maker: the position of the stage that makes a tile, or ``BEFORE``.
-      readers: those of the stages that read it; behind the last one, where it is added to a sum.
+    Stages are their positions; one is ``BEFORE`` the first, and sums over elements are behind the
+    last.
     """
 
     schedule: Schedule
-    fetched: tuple[int, ...]
-    streams: tuple[Stream, ...]
-    ahead: bool
-    twice: bool
+    fetched: tuple[int, ...]  # operands that the copy engine brings, as they are in memory
+    streams: tuple[Stream, ...]  # operands that come in rows
+    ahead: bool  # operands of the next elements are brought during the work on these
+    twice: bool  # to a place of their own, from the beginning of that work
     maker: Mapping[int, int]
     readers: Mapping[int, Sequence[int]]
 
