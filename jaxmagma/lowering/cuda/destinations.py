@@ -4,7 +4,8 @@ A tile made of parts need not be put together to become an output: each part is 
 there.  ``origins`` has the other end, where values are read.
 """
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from jaxmagma.lowering.cuda.origins import Strided
 from jaxmagma.plan import Plan, Pointwise, Rearrange, Tile
 from jaxmagma.program import Place
-from jaxmagma.strides import places, row_major
+from jaxmagma.strides import composed_view, places, row_major
 
 
 Destination = tuple[int, Strided]  # an output, and where in it
@@ -58,38 +59,18 @@ def _parts(plan: Plan, tile: int, at: Strided) -> list[tuple[int, Strided]] | No
         return None
     found = []
     for value, offset, strides in step.pieces:
-        part = composed(at, step.tile, Strided(offset, strides), plan.tiles[value].shape)
+        whole = at.offset, at.strides, step.tile
+        part = composed_view(whole, offset, strides, plan.tiles[value].shape)
         if part is None:
             return None
-        found.append((value, part))
+        found.append((value, Strided(*part)))
     return found or None
-
-
-def composed(
-    outer: Strided, tile: Sequence[int], inner: Strided, shown: Sequence[int]
-) -> Strided | None:
-    """Where the values of a part of ``tile`` are, if those of the tile are at ``outer``."""
-    whole = places(outer.offset, outer.strides, tile).reshape(-1)
-    at = whole[places(inner.offset, inner.strides, shown)]
-    first = int(at.flat[0])
-    strides = tuple(
-        int(np.take(at, 1, axis).flat[0]) - first if extent > 1 else 0
-        for axis, extent in enumerate(shown)
-    )
-    found = Strided(first, strides)
-    return found if np.array_equal(places(first, strides, shown), at) else None
 
 
 def placed_once(place: Place, tiles: tuple[Tile, ...]) -> bool:
     """Whether the pieces cover the tile, each value once."""
-    count = [0] * Tile(place.tile, tiles[0].dtype, True).size
-    for value, offset, strides in place.pieces:
-        at = [offset]
-        for stride, extent in zip(strides, tiles[value].shape, strict=True):
-            at = [x + stride * n for x in at for n in range(extent)]
-        for x in at:
-            count[x] += 1
-    return all(n == 1 for n in count)
+    every = [places(offset, strides, tiles[x].shape).ravel() for x, offset, strides in place.pieces]
+    return np.array_equal(np.sort(np.concatenate(every)), np.arange(math.prod(place.tile)))
 
 
 def with_joined_places(plan: Plan) -> Plan:

@@ -1,35 +1,24 @@
 """Where tiles are in the shared memory of a group of threads, and matrices and streams behind them.
 
-The layout of a tile is the one in which the stages that touch it meet the fewest bank conflicts
-(see ``banks``), and which lines neighbouring quads have is chosen with it (see ``spreads``).
+Tiles have the strides with the fewest bank conflicts (see ``conflicts``), and are beside all others
+that are there at the same time; some take the place of others (see ``rooms``).
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jaxmagma.lowering.cuda import banks, spreads
-from jaxmagma.lowering.cuda.accesses import accesses_to, cost_elsewhere
 from jaxmagma.lowering.cuda.architectures import Limits
-from jaxmagma.lowering.cuda.banks import Access, Candidates, Strides
+from jaxmagma.lowering.cuda.banks import Strides
+from jaxmagma.lowering.cuda.conflicts import strides_of
 from jaxmagma.lowering.cuda.matrices import GROUP, Matrices
 from jaxmagma.lowering.cuda.ownership import Ownership
 from jaxmagma.lowering.cuda.parameters import RESERVED_BYTES
 from jaxmagma.lowering.cuda.rooms import Room, rooms_of
-from jaxmagma.lowering.cuda.schedule import Schedule
-from jaxmagma.lowering.cuda.sweeps import Accumulation, Sweep
 from jaxmagma.lowering.cuda.transfers import BEFORE, Transfers
 
 
 # Threads that a multiprocessor should have at a time.
 ENOUGH_THREADS = 512
-# The most padding of an axis in shared memory. Four lanes along fibres and lines side by side may
-# need strides that are far from those of a tile.
-NARROW = 5
-WIDE = 15
-# Bank conflicts that a value of an element is worth, where there is room for many elements, and
-# where there is not.
-CHEAP, DEAR = 1e-3, 0.03
 
 
 @dataclass(frozen=True)
@@ -54,7 +43,7 @@ class Layout:
     itemsize: int
 
     def __repr__(self) -> str:
-        tiles = (f"tile {n}: {x.strides} at {x.begin}" for n, x in self.tiles.items())
+        tiles = (f"tile {n}: {x.strides.axes} at {x.begin}" for n, x in self.tiles.items())
         matrices = (f"matrix {n} at {x}" for n, x in self.places_of_matrices.items())
         streams = (f"rows of {n} at {x}" for n, x in self.places_of_streams.items())
         return "\n".join((*tiles, *matrices, *streams, f"{self.values} values"))
@@ -97,12 +86,14 @@ def layout_of(
 
     def placed(in_place: bool, late: bool = False) -> Layout:
         rooms = rooms_of(transfers, in_place)
-        return _Placement(transfers, ownership, tight, late).layout(rooms, matrices)
+        return _layout(rooms, matrices, transfers, ownership, tight, late)
+
+    def groups(layout: Layout) -> int:
+        return resident(layout, ownership, limits) * ownership.groups
 
     def has_room(layout: Layout) -> bool:
         """Whether shared memory leaves a multiprocessor enough threads to be busy."""
-        threads = ownership.threads * ownership.groups
-        return resident(layout, ownership, limits) * threads >= ENOUGH_THREADS
+        return groups(layout) * ownership.threads >= ENOUGH_THREADS
 
     in_place = schedule.quads
     layout = placed(in_place)
@@ -113,8 +104,7 @@ def layout_of(
     if may_wait and transfers.fetched and not has_room(layout):
         # Where more groups have room so, what comes ahead comes late.
         late = placed(in_place, late=True)
-        if resident(late, ownership, limits) != resident(layout, ownership, limits):
-            layout = late
+        layout = late if groups(late) != groups(layout) else layout
     # What warps have of a sum meets there.
     sums = map(schedule.ends.result_size, schedule.ends.accumulated)
     return replace(layout, front=max([layout.front, *sums]))
@@ -130,6 +120,80 @@ def shared_bytes(layout: Layout, ownership: Ownership) -> int:
     return layout.values * layout.itemsize * ownership.groups
 
 
+def _layout(
+    rooms: Sequence[Room],
+    matrices: Matrices,
+    transfers: Transfers,
+    ownership: Ownership,
+    tight: bool,
+    late: bool,
+) -> Layout:
+    """The one in which rooms take the fewest values."""
+    strides, spreads = strides_of(rooms, transfers, ownership, tight)
+    claims = [_claim(*x, transfers, ownership, late) for x in zip(rooms, strides, strict=True)]
+    # Large ones leave gaps that others fit in; which order of the others is best depends.
+    largest_first = sorted(claims, key=lambda x: -x.strides.element)
+    front, begins = min(map(_packed, (claims, largest_first)), key=lambda x: x[0])
+    tiles = {}
+    for claim, begin in begins:
+        own, end = claim.strides, begin + claim.strides.element * ownership.elements
+        for tile, axes in claim.room.axes.items():
+            at = Strides(tuple(own.axes[x] for x in axes), own.element)
+            tiles[tile] = Placed(at, begin, end, claim.size if claim.twice else 0)
+    near = {x: matrices.near_size(x) for x in matrices.near}
+    streams = {
+        x.operand: x.values(ownership.warps, ownership.fibres(x.sweep)) for x in transfers.streams
+    }
+    return Layout(tiles, spreads, front, near, streams, transfers.schedule.ends.dtype.itemsize)
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """What a room takes of shared memory."""
+
+    room: Room
+    strides: Strides
+    size: int  # values, of all elements
+    twice: bool
+    stages: frozenset[int]  # during which its tiles are there
+
+
+def _claim(
+    room: Room, strides: Strides, transfers: Transfers, ownership: Ownership, late: bool
+) -> _Claim:
+    """If ``late``, what comes ahead does so before the last stage.
+
+    To where tiles were that the last stage does not need.
+    """
+    group = max(1, GROUP // transfers.schedule.ends.dtype.itemsize)
+    size = strides.element * ownership.elements
+    if room.brought and transfers.together:
+        size += group - 1  # the first tile may begin anywhere in a group
+    stages, end = {*range(room.first, room.last + 1)}, len(transfers.schedule.stages)
+    if room.brought and transfers.ahead:
+        again = BEFORE if transfers.twice else end - 1 if late else room.last
+        stages |= {*range(again, end + 1)}
+    twice = room.brought and transfers.twice
+    return _Claim(room, strides, -(-size // group) * group, twice, frozenset(stages))
+
+
+def _packed(claims: Sequence[_Claim]) -> tuple[int, list[tuple[_Claim, int]]]:
+    """How many values claims take, each beside all others at the same time; and where they begin.
+
+    One after the other they are where they fit first.
+    """
+    placed: list[tuple[_Claim, int, int]] = []  # with begin and end
+    for claim in claims:
+        size, begin = claim.size * (1 + claim.twice), 0
+        others = ((b, e) for x, b, e in placed if x.stages & claim.stages)
+        for other_begin, end in sorted(others):
+            if begin + size <= other_begin:
+                break
+            begin = max(begin, end)
+        placed.append((claim, begin, begin + size))
+    return max((end for *_, end in placed), default=0), [(x, begin) for x, begin, _ in placed]
+
+
 def _one_by_one(sizes: Mapping[int, int], begin: int) -> dict[int, int]:
     """Where values begin that follow each other."""
     places = {}
@@ -137,193 +201,3 @@ def _one_by_one(sizes: Mapping[int, int], begin: int) -> dict[int, int]:
         places[number] = begin
         begin += size
     return places
-
-
-def _is_crowded(schedule: Schedule) -> bool:
-    """Whether tiles leave shared memory room for few elements.
-
-    Those do that wait for what they are multiplied with, and those of quads, of which an element
-    has many. Complex values need theirs.
-    """
-    if any(isinstance(stage, Accumulation) for stage in schedule.stages):
-        return True
-    return schedule.quads and not schedule.alone and schedule.ends.dtype.kind == "f"
-
-
-def _possible_spreads(transfers: Transfers, ownership: Ownership) -> dict[int, tuple[int, ...]]:
-    """Of each sweep of quads, by its position: which lines neighbours may have."""
-    found: dict[int, tuple[int, ...]] = {}
-    for position, stage in enumerate(transfers.schedule.stages):
-        if isinstance(stage, Sweep) and stage.lanes > 1:
-            fibres, most = ownership.fibres(stage), max(spreads.SPREADS)
-            if transfers.schedule.ends.dtype.kind != "f":
-                most = 1  # shared memory serves two quads of complex values at a time
-            elif transfers.streamed(position) and fibres % 2:
-                most = 2  # a piece of a stream has the lines of one octet
-            possible = spreads.possible(ownership.elements * stage.count, fibres)
-            found[position] = tuple(x for x in possible if x <= most)
-    return found
-
-
-# What touches a room: positions of stages, and how they go there with each spread.
-Accesses = list[tuple[int, dict[int, Access]]]
-
-
-def _chosen(accesses: Accesses, spread_of: Mapping[int, int]) -> list[Access]:
-    return [access[spread_of.get(position, 1)] for position, access in accesses]
-
-
-@dataclass(frozen=True)
-class _Placement:
-    """What places of rooms are chosen by.
-
-    If ``late``, what comes ahead does so before the last stage, to where tiles were that it does
-    not need.
-    """
-
-    transfers: Transfers
-    ownership: Ownership
-    tight: bool
-    late: bool
-
-    @property
-    def itemsize(self) -> int:
-        return self.transfers.schedule.ends.dtype.itemsize
-
-    def layout(self, rooms: Sequence[Room], matrices: Matrices) -> Layout:
-        """Finds room for the tiles: beside all others that are there at the same time."""
-        possible = _possible_spreads(self.transfers, self.ownership)
-        accesses = [self._accesses(room, possible) for room in rooms]
-        chosen = spreads.choose(possible, self._costs(rooms, accesses, possible))
-        given = [
-            (room, self._strides(room, _chosen(own, chosen))[0])
-            for room, own in zip(rooms, accesses, strict=True)
-        ]
-        # Large ones leave gaps that others fit in; which order of the others is best depends.
-        largest_first = sorted(given, key=lambda x: -x[1].element)
-        front, places = min(map(self._places, (given, largest_first)), key=lambda x: x[0])
-        tiles = {}
-        for (room, strides), begin in places:
-            second = self._size(room, strides) if self._has_two(room) else 0
-            end = begin + strides.element * self.ownership.elements
-            for tile, axes in room.axes.items():
-                own = Strides(tuple(strides.axes[x] for x in axes), strides.element)
-                tiles[tile] = Placed(own, begin, end, second)
-        near = {x: matrices.near_size(x) for x in matrices.near}
-        streams = {
-            x.operand: x.values(self.ownership.warps, self.ownership.fibres(sweep))
-            for x in self.transfers.streams
-            if isinstance(sweep := self.transfers.schedule.stages[x.position], Sweep)
-        }
-        return Layout(tiles, chosen, front, near, streams, self.itemsize)
-
-    def _places(
-        self, rooms: Sequence[tuple[Room, Strides]]
-    ) -> tuple[int, list[tuple[tuple[Room, Strides], int]]]:
-        """How many values rooms take one after the other, each where it fits first; and where."""
-        placed: list[tuple[set[int], int, int]] = []  # the stages, begin and end
-        found = []
-        for room, strides in rooms:
-            alive = self._alive(room)
-            size = self._size(room, strides)
-            size *= 2 if self._has_two(room) else 1
-            begin = 0
-            for other_begin, end in sorted((b, e) for stages, b, e in placed if stages & alive):
-                if begin + size <= other_begin:
-                    break
-                begin = max(begin, end)
-            placed.append((alive, begin, begin + size))
-            found.append(((room, strides), begin))
-        return max((end for *_, end in placed), default=0), found
-
-    def _size(self, room: Room, strides: Strides) -> int:
-        """Values that a room takes, of all elements."""
-        whole = max(1, 16 // self.itemsize)
-        size = strides.element * self.ownership.elements
-        if self._follow(room):
-            size += whole - 1  # the first tile may begin anywhere in a group
-        return -(-size // whole) * whole
-
-    def _is_brought(self, room: Room) -> bool:
-        return bool(self.transfers.brought & room.axes.keys())
-
-    def _follow(self, room: Room) -> bool:
-        """Whether the tiles of its elements follow each other as in memory."""
-        return self.transfers.together and self._is_brought(room)
-
-    def _has_two(self, room: Room) -> bool:
-        """Whether there are two of a room."""
-        return self.transfers.twice and self._is_brought(room)
-
-    def _alive(self, room: Room) -> set[int]:
-        """The stages during which its tiles are there."""
-        end = len(self.transfers.schedule.stages)
-        if self._has_two(room):
-            return set(range(BEFORE, end + 1))
-        first = min(self.transfers.maker[tile] for tile in room.axes)
-        last = max(max(self.transfers.readers[tile]) for tile in room.axes)
-        if not (self.transfers.ahead and self._is_brought(room)):
-            return set(range(first, last + 1))
-        again = end - 1 if self.late else last
-        return {*range(first, last + 1), *range(again, end + 1)}
-
-    def _costs(
-        self,
-        rooms: Sequence[Room],
-        accesses: Sequence[Accesses],
-        possible: Mapping[int, Sequence[int]],
-    ) -> Callable[[Mapping[int, int]], float]:
-        """A function of the spreads of sweeps: cycles beyond the least that they mean."""
-        elsewhere = {
-            (n, spread): cost_elsewhere(self.transfers, self.ownership, n, spread)
-            for n, x in possible.items()
-            for spread in x
-        }
-        touched = [sorted({n for n, _ in x} & possible.keys()) for x in accesses]
-        known: dict[tuple[int, ...], float] = {}
-
-        def cost(chosen: Mapping[int, int]) -> float:
-            total = sum(elsewhere[x] for x in chosen.items())
-            for number, room in enumerate(rooms):
-                question = number, *(chosen[n] for n in touched[number])
-                if question not in known:
-                    own = _chosen(accesses[number], chosen)
-                    known[question] = self._strides(room, own)[1]
-                total += known[question]
-            return total
-
-        return cost
-
-    def _strides(self, room: Room, accesses: Iterable[Access]) -> tuple[Strides, float]:
-        """Those of a room, and what accesses to it cost."""
-        if self._is_brought(room):
-            # The copy engine takes pairs of values: a tile begins in either half of the first.
-            behind = 0 if self._follow(room) else 2 - math.prod(room.shape) % 2
-            rest = (0,) * (len(room.shape) - 1)
-            strides = banks.row_major(room.shape, (behind, *rest))
-            conflicts = (
-                banks.conflicts_at(x, strides.axes, strides.element, self.itemsize)
-                for x in accesses
-            )
-            return strides, float(sum(conflicts))
-        if self.tight:
-            return banks.row_major(room.shape), 0.0
-        schedule = self.transfers.schedule
-        candidates = Candidates(
-            room.shape,
-            self.itemsize,
-            self.ownership.elements,
-            not self.transfers.plain & room.axes.keys(),
-            WIDE if schedule.quads else NARROW,
-        )
-        price = DEAR if _is_crowded(schedule) else CHEAP
-        return banks.choose(candidates, tuple(dict.fromkeys(accesses)), price)
-
-    def _accesses(self, room: Room, possible: Mapping[int, Sequence[int]]) -> Accesses:
-        found: Accesses = []
-        for tile, axes in room.axes.items():
-            for position, access in accesses_to(self.transfers, tile, self.ownership.threads):
-                lines = tuple((extent, axes[at] if at >= 0 else -1) for extent, at in access.lines)
-                some = possible.get(position, (1,))
-                found.append((position, {x: replace(access, lines=lines, spread=x) for x in some}))
-        return found

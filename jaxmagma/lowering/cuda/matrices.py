@@ -90,7 +90,7 @@ class Matrices:
 
     def split_products(self) -> int:
         """How many products are done half by half."""
-        threads = sum(self.splits(move) is not None for move in self.schedule.products(1))
+        threads = sum(self.splits(move) is not None for move in self.schedule.products_of_threads())
         sweeps = [x for x in self.schedule.sweeps if self.schedule.is_mirrored(x)]
         return threads + sum(move.matrix is not None for x in sweeps for move in x.moves)
 
@@ -162,7 +162,7 @@ def _near(schedule: Schedule) -> tuple[int, ...]:
 
 def _of_threads(schedule: Schedule) -> list[int]:
     """The matrices that threads multiply with, one for each product."""
-    return [move.matrix.tile for move in schedule.products(1) if move.matrix is not None]
+    return [move.matrix.tile for move in schedule.products_of_threads() if move.matrix is not None]
 
 
 def _bank_size(schedule: Schedule, matrix: int) -> int:

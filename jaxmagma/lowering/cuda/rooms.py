@@ -13,19 +13,21 @@ from jaxmagma.lowering.cuda.transfers import Transfers
 
 @dataclass(frozen=True)
 class Room:
-    """A place in shared memory and the tiles that are there, one after the other.
-
-    ``axes`` says which axis of the place each axis of a tile is.
-    """
+    """A place in shared memory and the tiles that are there, one after the other."""
 
     shape: tuple[int, ...]
-    axes: Mapping[int, tuple[int, ...]]
+    axes: Mapping[int, tuple[int, ...]]  # which axis of the place each axis of a tile is
+    brought: bool  # before the first stage
+    first: int  # the stages during which the tiles are there
+    last: int
 
-    def with_tile(self, tile: int, axes: tuple[int, ...], shape: tuple[int, ...]) -> "Room":
+    def with_tile(
+        self, tile: int, axes: tuple[int, ...], shape: tuple[int, ...], last: int
+    ) -> "Room":
         """The same with another tile after those it has."""
         extents = dict(zip(axes, shape, strict=True))
         whole = tuple(max(x, extents[n]) for n, x in enumerate(self.shape))
-        return Room(whole, {**self.axes, tile: axes})
+        return Room(whole, {**self.axes, tile: axes}, self.brought, self.first, last)
 
 
 def rooms_of(transfers: Transfers, in_place: bool) -> list[Room]:
@@ -34,15 +36,17 @@ def rooms_of(transfers: Transfers, in_place: bool) -> list[Room]:
     numbers: dict[int, int] = {}  # of rooms, by their latest tiles
     for tile in sorted(transfers.tiles, key=lambda x: (transfers.maker[x], x)):
         shape = transfers.schedule.plan.tiles[tile].shape
+        first, last = transfers.maker[tile], max(transfers.readers[tile])
         found = _replaced(transfers, tile, numbers.keys()) if in_place else None
         if found is None:
             numbers[tile] = len(rooms)
-            rooms.append(Room(shape, {tile: tuple(range(len(shape)))}))
+            axes = tuple(range(len(shape)))
+            rooms.append(Room(shape, {tile: axes}, tile in transfers.brought, first, last))
             continue
         before, order = found
         numbers[tile] = number = numbers.pop(before)
         axes = tuple(rooms[number].axes[before][n] for n in order)
-        rooms[number] = rooms[number].with_tile(tile, axes, shape)
+        rooms[number] = rooms[number].with_tile(tile, axes, shape, last)
     return rooms
 
 

@@ -21,6 +21,7 @@ from jaxmagma.lowering.cuda.sweeps import (
     Sweep,
     copies,
     copy_sweep,
+    described,
     is_mirrored,
     live_registers,
     made_by,
@@ -48,7 +49,7 @@ class Schedule:
     rewritten: frozenset[int]  # tiles that go to outputs from shared memory
 
     def __repr__(self) -> str:
-        return "\n".join(map(str, self.stages))
+        return "\n".join(map(described, self.stages))
 
     @property
     def plan(self) -> Plan:
@@ -87,9 +88,9 @@ class Schedule:
     def everything_read(self) -> frozenset[int]:
         return frozenset(x for stage in self.stages for x in self.read(stage))
 
-    def products(self, lanes: int) -> list[Move]:
-        """The mode products whose fibres so many lanes own."""
-        sweeps = (x for x in self.sweeps if x.lanes == lanes)
+    def products_of_threads(self) -> list[Move]:
+        """The mode products whose fibres threads own."""
+        sweeps = (x for x in self.sweeps if x.lanes == 1)
         return [move for sweep in sweeps for move in sweep.moves if move.matrix is not None]
 
     def is_mirrored(self, sweep: Sweep) -> bool:

@@ -45,6 +45,9 @@ LIVE_REGISTERS = 176
 MOST_LOADS = 6
 
 
+Operation = Product | Rearrange | Pointwise
+
+
 class Scheduler:
     """Groups the steps of ``plan`` into stages; tiles of ``skipped`` nobody needs on chip.
 
@@ -68,7 +71,7 @@ class Scheduler:
         self.skipped = set(skipped)
         self.ready = set(range(len(plan.program.inputs)))  # tiles in memory
         self.origins: dict[int, Origin] = {}
-        self.todo: dict[int, Product | Rearrange | Pointwise | Place] = {}
+        self.todo: dict[int, Operation | Place] = {}
         self.consumers: dict[int, list[int]] = {}
         for number, step in plan.numbered_steps():
             if number in self.skipped:
@@ -79,9 +82,10 @@ class Scheduler:
             self.todo[number] = step
             for operand in step.operands:
                 self.consumers.setdefault(operand, []).append(number)
+        self.steps = {n: s for n, s in self.todo.items() if not isinstance(s, Place)}
         # What each step is, found once: a mode product, a sum over some labels, or pointwise.
-        self.modes = {n: x for n, s in self.todo.items() if (x := as_mode(plan, s)) is not None}
-        self.summed = {n: _summed(s) for n, s in self.todo.items() if not isinstance(s, Place)}
+        self.modes = {n: x for n, s in self.steps.items() if (x := as_mode(plan, s)) is not None}
+        self.summed = {n: _summed(s) for n, s in self.steps.items()}
         self.pointwise = {n for n, x in self.summed.items() if not x and n not in self.modes}
         self.trying = False  # for who asks whether to wait: then nobody waits
 
@@ -90,7 +94,7 @@ class Scheduler:
         while self.todo:
             number = self._first()
             step = self.todo.pop(number)
-            sweep = None if isinstance(step, Place) else self._open(number, step)
+            sweep = self._open(number) if number in self.steps else None
             if sweep is not None:
                 sweep = self._filled(sweep)
                 stages.append(sweep)
@@ -145,9 +149,8 @@ class Scheduler:
         trial.ready |= others
         for other in others & trial.todo.keys():
             del trial.todo[other]
-        step = trial.todo.pop(number)
-        assert not isinstance(step, Place)
-        sweep = trial._open(number, step)
+        del trial.todo[number]
+        sweep = trial._open(number)
         assert sweep is not None
         return group <= trial._filled(sweep).tiles.keys()
 
@@ -184,21 +187,19 @@ class Scheduler:
 
     # ---- Opening a sweep -------------------------------------------------------------------------
 
-    def _open(self, number: int, step: Product | Rearrange | Pointwise) -> Sweep | None:
-        extents = step.extents
-        mode = self.modes.get(number)
+    def _open(self, number: int) -> Sweep | None:
+        step, mode, summed = self.steps[number], self.modes.get(number), self.summed[number]
         if mode is not None:
-            lanes = QUAD if self.quads and _for_quads(mode, extents) else 1
-            sweep, names = self._empty(mode.tile_labels, mode.contracted, extents, lanes)
-            return self._with_mode(sweep, number, step, mode, names)
-        summed = self.summed[number]
+            lanes = QUAD if self.quads and _for_quads(mode, step.extents) else 1
+            sweep, names = _empty(mode.tile_labels, mode.contracted, step.extents, lanes)
+            return self._with_mode(sweep, number, names)
         if len(summed) > (1 if isinstance(step, Rearrange) else 0):
             return None
         best: Sweep | None = None
-        for along in self._fibres(number, step, summed):
+        for along in [summed] if summed else self._fibres(number):
             lanes = QUAD if self.quads and along and not summed else 1
-            empty, names = self._empty(step.output_labels, along, extents, lanes)
-            opened = self._with_pointwise(empty, number, step, names)
+            empty, names = _empty(step.output_labels, along, step.extents, lanes)
+            opened = self._with_pointwise(empty, number, names)
             if opened is not None:
                 if not along or summed or self._reaches_mode(opened):
                     return opened
@@ -212,37 +213,19 @@ class Scheduler:
             return False
         return any(move.matrix is not None for move in filled.moves)
 
-    def _empty(
-        self, labels: str, along: str, extents: dict[str, int], lanes: int
-    ) -> tuple[Sweep, dict[str, str]]:
-        """A sweep over all ``labels`` but one, and what they are called there."""
-        names = dict(zip((x for x in labels if x != along), LABELS, strict=False))
-        return Sweep("".join(names.values()), {names[x]: extents[x] for x in names}, lanes), names
-
-    def _fibres(
-        self, number: int, step: Product | Rearrange | Pointwise, summed: str
-    ) -> Iterator[str]:
+    def _fibres(self, number: int) -> list[str]:
         """Labels along which a pointwise operation may go, the best first; "" is single values."""
-        if summed:
-            yield summed
-            return
-        seen = set()
-        for other in self._later_modes(number, step.output_labels):
-            if other not in seen:
-                seen.add(other)
-                yield other
-        yield ""
+        return list(dict.fromkeys((*self._later_modes(number), "")))
 
-    def _later_modes(self, number: int, labels: str) -> Iterator[str]:
+    def _later_modes(self, number: int) -> Iterator[str]:
         """Labels of a tile that mode products of pointwise functions of it contract."""
-        places, seen = [(number, labels)], {number}
+        places, seen = [(number, self.steps[number].output_labels)], {number}
         while places:
             (tile, labels), *places = places
             for consumer in self.consumers.get(tile, []):
-                step = self.todo.get(consumer)
-                if step is None or isinstance(step, Place):
+                if consumer not in self.todo or consumer not in self.steps:
                     continue
-                mode = self.modes.get(consumer)
+                step, mode = self.steps[consumer], self.modes.get(consumer)
                 if mode is not None:
                     if mode.tile == tile and mode.contracted:
                         label = labels[mode.tile_labels.index(mode.contracted)]
@@ -315,13 +298,12 @@ class Scheduler:
     def _with_neighbour(self, sweep: Sweep) -> Sweep | None:
         """A sweep of single values with an operation on other tiles of the same shape."""
         shape = [sweep.extents[x] for x in sweep.lines]
-        for number, step in self.todo.items():
-            if isinstance(step, Place) or number not in self.pointwise:
-                continue
+        for number in (n for n in self.todo if n in self.pointwise):
+            step = self.steps[number]
             if list(step.shape) != shape or not all(self._known(x) for x in step.operands):
                 continue
             names = dict(zip(step.output_labels, sweep.lines, strict=True))
-            if joined := self._with_pointwise(sweep, number, step, names):
+            if joined := self._with_pointwise(sweep, number, names):
                 return joined
         return None
 
@@ -433,16 +415,14 @@ class Scheduler:
             if number in sweep.tiles:
                 waiting.pop()
                 continue
-            step = self.todo[number]
-            assert not isinstance(step, Place)
-            mode = self.modes.get(number)
+            step, mode = self.steps[number], self.modes.get(number)
             if mode is not None:
                 if not (mode.tile in sweep.tiles or self._known(mode.tile)):
                     return None
-                lines = self._mode_names(sweep, step, mode)
+                lines = self._mode_names(sweep, number)
                 if lines is None:
                     return None
-                sweep = self._with_mode(sweep, number, step, mode, lines)
+                sweep = self._with_mode(sweep, number, lines)
                 continue
             names = dict(names)
             missing = []
@@ -457,36 +437,29 @@ class Scheduler:
                     return None
             if missing:
                 operand, labels = missing[0]
-                below = self.todo[operand]
-                assert not isinstance(below, Place)
-                given = {
-                    own: names[label]
-                    for own, label in zip(below.output_labels, labels, strict=True)
-                    if label in names
-                }
+                of = zip(self.steps[operand].output_labels, labels, strict=True)
+                given = {own: names[label] for own, label in of if label in names}
                 # Without a line to go by, the order of the steps decides.
                 if not given and labels:
                     return None
                 waiting.append((operand, given))
                 continue
-            added = self._with_pointwise(sweep, number, step, names)
+            added = self._with_pointwise(sweep, number, names)
             if added is None or (not names and sweep.lines):
                 return None
             sweep = added
         return sweep
 
-    def _mode_names(
-        self, sweep: Sweep, step: Product | Rearrange | Pointwise, mode: Mode
-    ) -> dict[str, str] | None:
+    def _mode_names(self, sweep: Sweep, number: int) -> dict[str, str] | None:
         """The lines of a mode product as lines of the sweep, if they can be the same."""
-        if sweep.lanes == QUAD and not _for_quads(mode, step.extents):
+        mode, extents = self.modes[number], self.steps[number].extents
+        if sweep.lanes == QUAD and not _for_quads(mode, extents):
             return None
         if mode.tile in sweep.tiles:
             names = dict(zip(mode.tile_labels, sweep.tiles[mode.tile].labels, strict=True))
             along = next((x for x in names if names[x] == ALONG), "")
             return names if along == mode.contracted else None
         # A branch of its own, or another product of a tile that is read anyway.
-        extents = step.extents
         lines = [x for x in mode.tile_labels if x != mode.contracted]
         if [extents[x] for x in lines] != [sweep.extents[x] for x in sweep.lines]:
             return None
@@ -494,20 +467,13 @@ class Scheduler:
 
     # ---- Adding an operation ---------------------------------------------------------------------
 
-    def _with_mode(
-        self,
-        sweep: Sweep,
-        number: int,
-        step: Product | Rearrange | Pointwise,
-        mode: Mode,
-        lines: dict[str, str],
-    ) -> Sweep:
+    def _with_mode(self, sweep: Sweep, number: int, lines: Mapping[str, str]) -> Sweep:
+        """With a mode product whose lines have these names."""
+        step, mode = self.steps[number], self.modes[number]
         extents = step.extents
 
         def labels(of: str) -> str:
-            return "".join(
-                ALONG if x in (mode.contracted, mode.new) and x else lines[x] for x in of
-            )
+            return "".join(ALONG if x in (mode.contracted, mode.new) else lines[x] for x in of)
 
         def axis(label: str) -> int | None:
             return mode.matrix_labels.index(label) if label else None
@@ -518,30 +484,23 @@ class Scheduler:
         matrix = Matrix(mode.matrix, axis(mode.new), axis(mode.contracted))
         return sweep.with_move(Move(step, result, (operand,), matrix))
 
-    def _with_pointwise(
-        self,
-        sweep: Sweep,
-        number: int,
-        step: Product | Rearrange | Pointwise,
-        names: dict[str, str],
-    ) -> Sweep | None:
+    def _with_pointwise(self, sweep: Sweep, number: int, names: dict[str, str]) -> Sweep | None:
         """With an operation that acts value by value, or sums along the fibre, if it fits.
 
         ``names`` says which lines some of its labels are; one other label may be the fibre's.
         """
-        extents = step.extents
+        step, summed = self.steps[number], self.summed[number]
         output, operands = step.output_labels, step.terms
         every = dict.fromkeys("".join(labels for _, labels in operands) + output)
         names = names | {x: ALONG for x in every if x not in names}
         if len(set(names.values())) < len(names):
             return None  # two labels would run along the fibre, or be the same line
         along = next((x for x in names if names[x] == ALONG), "")
-        summed = self.summed[number]
         if summed and (summed != along or not isinstance(step, Rearrange)):
             return None
         if not set(sweep.lines) <= {names[x] for x in output}:
             return None  # several threads would make the same value
-        length = extents.get(along, 1)
+        length = step.extents.get(along, 1)
         if length * words(self.plan, number) * 2 > FIBRE_REGISTERS:
             return None
 
@@ -557,7 +516,15 @@ class Scheduler:
         return sweep.with_move(Move(step, result, values))
 
 
-def _summed(step: Product | Rearrange | Pointwise) -> str:
+def _empty(
+    labels: str, along: str, extents: Mapping[str, int], lanes: int
+) -> tuple[Sweep, dict[str, str]]:
+    """A sweep over all ``labels`` but one, and what they are called there."""
+    names = dict(zip((x for x in labels if x != along), LABELS, strict=False))
+    return Sweep("".join(names.values()), {names[x]: extents[x] for x in names}, lanes), names
+
+
+def _summed(step: Operation) -> str:
     labels = dict.fromkeys("".join(labels for _, labels in step.terms))
     return "".join(x for x in labels if x not in step.output_labels)
 

@@ -29,7 +29,7 @@ class Stream:
 
     operand: int
     position: int  # of the sweep
-    lines: int
+    sweep: Sweep
     length: int
     parts: tuple[tuple[int, int], ...]  # tile and offset
 
@@ -65,7 +65,7 @@ def streams_of(schedule: Schedule, parameters: Parameters) -> tuple[Stream, ...]
                 parts.setdefault(at.tile, []).append((value.tile, at.view.offset if at.view else 0))
         for operand, some in parts.items():
             length = plan.tiles[some[0][0]].shape[-1]
-            found[operand] = Stream(operand, position, sweep.count, length, tuple(some))
+            found[operand] = Stream(operand, position, sweep, length, tuple(some))
     return tuple(found.values())
 
 

@@ -364,6 +364,25 @@ def grouped(moves: Sequence[Move]) -> list[list[Move]]:
     return groups
 
 
+def described(stage: Stage) -> str:
+    """A stage in a line."""
+    if isinstance(stage, Accumulation):
+        left, right = stage.step.operands
+        return f"out{stage.output} += %{left} %{right}"
+    if not isinstance(stage, Sweep):
+        return f"{type(stage).__name__.lower()}: %{stage.number}"
+    owners = "quads" if stage.lanes > 1 else "threads"
+    done = []
+    for move in stage.moves:
+        plain = "mul" if len(move.operands) > 1 else "copy"
+        how = f"m{move.matrix.tile}" if move.matrix else getattr(move.step, "function", plain)
+        operands = " ".join(f"%{x.tile}[{x.labels}]" for x in move.operands)
+        done.append(f"%{move.result.tile}[{move.result.labels}] = {how} {operands}")
+    done += [f"out{x.output} += %{x.left.tile} %{x.right.tile}" for x in stage.outers]
+    lines = ", ".join(f"{x} < {stage.extents[x]}" for x in stage.lines)
+    return f"{owners} on {lines}: {'; '.join(done)}"
+
+
 def copy_sweep(plan: Plan, tile: int) -> Sweep:
     """Reads a tile, one value a thread, for an output that is an input or for staging."""
     shape = plan.tiles[tile].shape

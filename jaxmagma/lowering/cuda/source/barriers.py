@@ -16,20 +16,19 @@ class Barriers:
     def __init__(self, text: Text, block: Block, tiles: Tiles) -> None:
         self.text = text
         self.block = block
+        self.transfers = block.transfers
         self.tiles = tiles
         self.reads: set[int] = set()
         self.writes: set[int] = set()
         # Tiles whose place waits for those of the next elements.
-        self.waiting = (
-            [*block.transfers.fetched, *tiles.brought]
-            if block.transfers.ahead and not block.transfers.twice
-            else []
-        )
+        waits = self.transfers.ahead and not self.transfers.twice
+        self.waiting = [*self.transfers.fetched, *self.transfers.gathers] if waits else []
 
     def print_before(self, places: Places) -> None:
         """What a stage waits for before it reads and writes shared memory."""
-        overlap, stage = self.block.layout.overlap, self.block.schedule.stages[places.position]
-        reads = set(filter(places.from_shared, self.block.schedule.read(stage)))
+        overlap, schedule = self.block.layout.overlap, self.block.schedule
+        stage = schedule.stages[places.position]
+        reads = set(filter(places.from_shared, schedule.read(stage)))
         writes = set(filter(places.to_shared, made_by(stage)))
         if overlap(reads, self.writes) or overlap(writes, self.reads | self.writes):
             self.print(places.position)
@@ -40,25 +39,21 @@ class Barriers:
     def print_waits(self, position: int) -> None:
         """Waits for the operands that are first read there."""
         phase = "phase" if self.block.loops else "0"
-        for tile in self.block.transfers.fetched:
-            if min(self.block.transfers.readers[tile]) == position:
+        for tile in self.transfers.fetched:
+            if min(self.transfers.readers[tile]) == position:
                 self.text(f"wait<kThreads>({self.tiles.arrival(tile)}, {phase});")
 
     def print(self, position: int) -> None:
         """What has been read before ``position`` may be replaced by what comes next."""
         self.text("sync<kThreads>();")
         gone = [x for x in self.waiting if self._last_reader(x) < position]
-        fetched = [x for x in gone if x not in self.tiles.brought]
+        fetched = [x for x in gone if x in self.transfers.fetched]
         if fetched:
             self.tiles.print_fetches(fetched, f"first + {self.tiles.step}")
-        self.tiles.print_gathers(x for x in gone if x in self.tiles.brought)
+        self.tiles.print_gathers(x for x in gone if x in self.transfers.gathers)
         self.waiting = [x for x in self.waiting if x not in gone]
 
     def _last_reader(self, tile: int) -> int:
         """The last stage that reads what is where a tile is, or will be."""
-        overlap, readers = self.block.layout.overlap, self.block.transfers.readers
-        return max(
-            max(stages)
-            for other, stages in readers.items()
-            if other == tile or overlap({tile}, {other})
-        )
+        overlap, readers = self.block.layout.overlap, self.transfers.readers
+        return max(max(x) for other, x in readers.items() if overlap({tile}, {other}))

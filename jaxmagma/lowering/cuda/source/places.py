@@ -93,9 +93,8 @@ class Places:
             for n, stage in enumerate(block.schedule.stages)
             if not isinstance(stage, Assembly) and tile in made_by(stage)
         ]
-        return (
-            bool(having) and self.position == having[-1 if tile in block.schedule.rewritten else 0]
-        )
+        last = tile in block.schedule.rewritten
+        return bool(having) and self.position == having[-1 if last else 0]
 
     def _element(self, pointer: str, slice_: str = "") -> str:
         """The tile of the thread's element, or the tiles of those of its fibres."""

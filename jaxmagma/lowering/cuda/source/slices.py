@@ -19,17 +19,17 @@ class Slices:
     def __init__(self, text: Text, block: Block, tiles: Tiles, streams: Streams) -> None:
         self.text = text
         self.block = block
+        self.transfers = block.transfers
         self.tiles = tiles
         self.streams = streams
-        self.fetched = {f"g{x}" for x in block.transfers.fetched}
+        self.fetched = {f"g{x}" for x in self.transfers.fetched}
         # Indices are read for the slice after each, so they are asked for one earlier.
-        self.indices = {f"g{step.index}" for step in tiles.brought.values()}
+        self.indices = {f"g{step.index}" for step in self.transfers.gathers.values()}
         # A warp that works alone reads soon what it would ask for now.
         waits = not block.schedule.alone or bool(block.ends.accumulations)
         self.asks = block.prefetch and bool(block.schedule.stages) and waits
-        unasked = {f"g{x}" for x in block.ends.gathered} | {
-            f"g{x.operand}" for x in block.transfers.streams
-        }
+        streamed = (x.operand for x in self.transfers.streams)
+        unasked = {f"g{x}" for x in (*block.ends.gathered, *streamed)}
         if not block.ends.accumulations:
             unasked |= self.fetched
         self.reads = {
@@ -43,28 +43,23 @@ class Slices:
         text, tiles, step = self.text, self.tiles, self.tiles.step
         self._print_run()
         # These are on their way, or read right away.
-        soon = self.fetched | {
-            f"g{x}"
-            for stage in self.block.schedule.stages[:1]
-            for x in self.block.schedule.read(stage)
-        }
+        schedule = self.block.schedule
+        first = (x for stage in schedule.stages[:1] for x in schedule.read(stage))
+        soon = self.fetched | {f"g{x}" for x in first}
         if not self.block.loops:
             text(f"const auto slice = {_slice('run.first')};")
             self._print_prefetch(self.reads.keys() - soon, "slice")
             return
         self._print_prefetch(self.reads.keys() - soon - self.indices, _slice("run.first"))
         self._print_prefetch(self.indices, _slice(f"run.first + {step}"))
-        if self.block.transfers.ahead and self.block.transfers.fetched:
-            tiles.print_fetches(
-                self.block.transfers.fetched,
-                "run.first",
-                "done" if self.block.transfers.twice else "",
-            )
-        if tiles.brought:
+        if self.transfers.ahead and self.transfers.fetched:
+            half = "done" if self.transfers.twice else ""
+            tiles.print_fetches(self.transfers.fetched, "run.first", half)
+        if self.transfers.gathers:
             with text.braces():
                 text(f"const auto next = {_slice('run.first')};")
                 tiles.print_places()
-                tiles.print_gathers(tiles.brought)
+                tiles.print_gathers(self.transfers.gathers)
         self.streams.print_first()
 
     @contextmanager
@@ -78,15 +73,13 @@ class Slices:
             if self.block.ends.accumulations and self.block.matrices.rereads:
                 text("const int again = static_cast<int>(first >> 62);", f"zero: {UNKNOWN_ZERO}")
             text(f"const auto slice = {_slice('first')};")
-            if self.block.transfers.twice:
-                tiles.print_fetches(
-                    self.block.transfers.fetched, f"first + {step}", "(done + 1) % 2"
-                )
+            if self.transfers.twice:
+                tiles.print_fetches(self.transfers.fetched, f"first + {step}", "(done + 1) % 2")
                 text("const unsigned half = done % 2, phase = done / 2 % 2;")
-            later = self.fetched if self.block.transfers.ahead else set()
+            later = self.fetched if self.transfers.ahead else set()
             names = self.reads.keys() - later - self.indices
             self._print_prefetch(names, _slice(f"first + {step}"))
-            if tiles.brought:
+            if self.transfers.gathers:
                 text(f"const auto next = {_slice(f'first + {step}')};")
                 self._print_prefetch(self.indices, _slice(f"first + 2 * {step}"))
                 tiles.print_places()

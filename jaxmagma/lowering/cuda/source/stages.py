@@ -42,18 +42,16 @@ def print_stages(
     if block.ends.summed:
         _print_sums(text, block, barriers)
     elif block.loops and block.layout.tiles:
-        awaited = bool(tiles.brought) and not barriers.waiting  # by a barrier, too
+        awaited = bool(block.transfers.gathers) and not barriers.waiting  # by a barrier, too
         if not awaited:
             barriers.print(len(block.schedule.stages))
 
 
 def _pieces(block: Block, stage: Stage) -> list[Pieces]:
     """The matrices for tensor cores that are loaded for this stage alone."""
-    return (
-        []
-        if not isinstance(stage, Sweep) or block.matrices.held
-        else pieces_in(block.schedule, stage)
-    )
+    if not isinstance(stage, Sweep) or block.matrices.held:
+        return []
+    return pieces_in(block.schedule, stage)
 
 
 def _print_sums(text: Text, block: Block, barriers: Barriers) -> None:

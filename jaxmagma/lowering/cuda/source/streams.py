@@ -4,7 +4,6 @@ from jaxmagma.lowering.cuda.blocks import Block
 from jaxmagma.lowering.cuda.source.text import Text, listed
 from jaxmagma.lowering.cuda.source.tiles import Tiles
 from jaxmagma.lowering.cuda.streams import Stream
-from jaxmagma.lowering.cuda.sweeps import Sweep
 
 
 class Streams:
@@ -19,14 +18,13 @@ class Streams:
         """Before all work."""
         places = self.block.layout.places_of_streams
         for stream in self.block.transfers.streams:
-            sweep, name = self.block.schedule.stages[stream.position], stream.operand
-            assert isinstance(sweep, Sweep)
+            name = stream.operand
             sizes = (
                 self.block.type,
                 "kThreads",
-                self.block.ownership.fibres(sweep),
+                self.block.ownership.fibres(stream.sweep),
                 self.block.layout.spreads[stream.position],
-                stream.lines,
+                stream.sweep.count,
                 stream.length,
                 *(offset for _, offset in stream.parts),
             )

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from jaxmagma.lowering.cuda.blocks import Block
 from jaxmagma.lowering.cuda.source.text import Text, shape_of
 from jaxmagma.plan import Plan
-from jaxmagma.program import Gather
 
 
 @dataclass(frozen=True)
@@ -29,14 +28,14 @@ class Pointer:
     gathered: bool = False
 
 
-def pointers_of(block: Block, gathers: Iterable[Gather]) -> list[Pointer]:
+def pointers_of(block: Block) -> list[Pointer]:
     """Of the arrays that a kernel reads, and of those that it writes."""
     plan, program = block.plan, block.plan.program
     read = set(block.schedule.everything_read)
     read |= {plan.results[out] for out in block.ends.summed}
     read |= {x for sweep in block.schedule.sweeps for x in block.matrices.outside_bank(sweep)}
     read |= {x.tile for x in block.matrices.pieces}
-    read |= {x for step in gathers for x in step.operands}
+    read |= {x for step in block.transfers.gathers.values() for x in step.operands}
     pointers = operands_of(plan, read, block.ends.gathered, block.type)
     arguments = len(program.arguments)
     sums = arguments + len(program.outputs)
@@ -74,9 +73,8 @@ class Tiles:
     def __init__(self, text: Text, block: Block) -> None:
         self.text = text
         self.block = block
-        # Gathered ones, which threads copy.
-        self.brought = block.transfers.gathers
-        self.pointers = pointers_of(block, self.brought.values())
+        self.transfers = block.transfers
+        self.pointers = pointers_of(block)
         self.batched = [x for x in self.pointers if x.axes]
 
     @property
@@ -112,9 +110,9 @@ class Tiles:
         begin, own = f"shared + {at.begin}", f" + {at.strides.element} * e"
         if at.second:
             begin += f" + {at.second} * half"
-        if tile not in self.block.transfers.fetched:
+        if tile not in self.transfers.fetched:
             place = begin + own
-        elif self.block.transfers.together:
+        elif self.transfers.together:
             place = f"fetched({begin}, g{tile}(0)){own}"
         else:
             place = f"fetched({begin}{own}, g{tile}(e))"
@@ -129,17 +127,15 @@ class Tiles:
         """Has the copy engine bring an operand."""
         size = self.block.plan.tiles[tile].size
         called, where = f"fetch<kThreads, kElements, {size}>", f"s{tile}, g{tile}"
-        if self.block.transfers.together:
+        if self.transfers.together:
             called, where = f"fetch_slice<kThreads, {size}>", f"s{tile}(0), g{tile}(0), slice"
         where += ", batch.inside(slice)"
         self.text(f"{called}(thread, {self.arrival(tile)}, {where});")
 
     def arrival(self, tile: int) -> str:
         """Which of the arrivals is that of an operand."""
-        number = self.block.transfers.fetched.index(tile)
-        return (
-            f"arrived[{2 * number} + half]" if self.block.transfers.twice else f"arrived[{number}]"
-        )
+        number = self.transfers.fetched.index(tile)
+        return f"arrived[{2 * number} + half]" if self.transfers.twice else f"arrived[{number}]"
 
     def print_fetches(self, tiles: Iterable[int], first: str, half: str = "") -> None:
         """Brings operands of the elements from ``first`` on, if there are any.
@@ -157,7 +153,7 @@ class Tiles:
 
     def print_places(self) -> None:
         """Reads where gathered tiles of the next elements are in their vectors."""
-        for tile, step in self.brought.items():
+        for tile, step in self.transfers.gathers.items():
             size = self.block.plan.tiles[step.index].size
             index = self._global(self._operand(step.index), "next")
             self.text(
@@ -167,7 +163,7 @@ class Tiles:
     def print_gathers(self, tiles: Iterable[int]) -> None:
         """Has threads bring gathered tiles of the next elements."""
         for tile in tiles:
-            step = self.brought[tile]
+            step = self.transfers.gathers[tile]
             components = self.block.plan.tiles[tile].size // self.block.plan.tiles[step.index].size
             vector = self._global(self._operand(step.vector), "next")
             self.text(

@@ -1,0 +1,216 @@
+"""How tiles lie in shared memory, and which lines neighbouring quads have: with few bank conflicts.
+
+What a tile costs depends on the lines that quads have in all sweeps that touch it, and what a sweep
+costs elsewhere on its own (see ``banks`` and ``spreads``).
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from jaxmagma.lowering.cuda import banks, spreads
+from jaxmagma.lowering.cuda.accumulations import PIECE
+from jaxmagma.lowering.cuda.banks import Access, Candidates, Strides
+from jaxmagma.lowering.cuda.gemms import blocking_of
+from jaxmagma.lowering.cuda.ownership import Ownership
+from jaxmagma.lowering.cuda.rooms import Room
+from jaxmagma.lowering.cuda.schedule import Schedule
+from jaxmagma.lowering.cuda.sweeps import ALONG, QUAD, Accumulation, Assembly, Gemm, Sweep, Value
+from jaxmagma.lowering.cuda.transfers import BEFORE, Transfers
+from jaxmagma.plan import Rearrange
+from jaxmagma.strides import row_major
+
+
+# The most padding of an axis in shared memory. Four lanes along fibres and lines side by side may
+# need strides that are far from those of a tile.
+NARROW = 5
+WIDE = 15
+# Bank conflicts that a value of an element is worth, where there is room for many elements, and
+# where there is not.
+CHEAP, DEAR = 1e-3, 0.03
+
+
+def strides_of(
+    rooms: Sequence[Room], transfers: Transfers, ownership: Ownership, tight: bool
+) -> tuple[list[Strides], dict[int, int]]:
+    """Those of each room, without padding if ``tight``; and the spreads of the sweeps of quads."""
+    possible = _possible_spreads(transfers, ownership)
+    accesses = [_accesses(room, transfers, ownership, possible) for room in rooms]
+    touched = [sorted({n for n, _ in x} & possible.keys()) for x in accesses]
+    elsewhere = {
+        (n, spread): _cost_elsewhere(transfers, ownership, n, spread)
+        for n, some in possible.items()
+        for spread in some
+    }
+    known: dict[tuple[int, ...], tuple[Strides, float]] = {}
+
+    def best(number: int, chosen: Mapping[int, int]) -> tuple[Strides, float]:
+        """The strides of a room with these spreads, and what accesses to it cost."""
+        question = number, *(chosen[n] for n in touched[number])
+        if question not in known:
+            own = (access[chosen.get(position, 1)] for position, access in accesses[number])
+            known[question] = _strides(rooms[number], own, transfers, ownership, tight)
+        return known[question]
+
+    def cost(chosen: Mapping[int, int]) -> float:
+        """Cycles beyond the least."""
+        total = sum(elsewhere[x] for x in chosen.items())
+        for number in range(len(rooms)):
+            total += best(number, chosen)[1]
+        return total
+
+    chosen = spreads.choose(possible, cost)
+    return [best(n, chosen)[0] for n in range(len(rooms))], chosen
+
+
+def _possible_spreads(transfers: Transfers, ownership: Ownership) -> dict[int, tuple[int, ...]]:
+    """Of each sweep of quads, by its position: which lines neighbours may have."""
+    found: dict[int, tuple[int, ...]] = {}
+    for position, stage in enumerate(transfers.schedule.stages):
+        if isinstance(stage, Sweep) and stage.lanes > 1:
+            fibres, most = ownership.fibres(stage), max(spreads.SPREADS)
+            if transfers.schedule.ends.dtype.kind != "f":
+                most = 1  # shared memory serves two quads of complex values at a time
+            elif transfers.streamed(position) and fibres % 2:
+                most = 2  # a piece of a stream has the lines of one octet
+            possible = spreads.possible(ownership.elements * stage.count, fibres)
+            found[position] = tuple(x for x in possible if x <= most)
+    return found
+
+
+def _strides(
+    room: Room, accesses: Iterable[Access], transfers: Transfers, ownership: Ownership, tight: bool
+) -> tuple[Strides, float]:
+    schedule = transfers.schedule
+    itemsize = schedule.ends.dtype.itemsize
+    if room.brought:
+        # The copy engine takes pairs of values: a tile begins in either half of the first.
+        behind = 0 if transfers.together else 2 - math.prod(room.shape) % 2
+        strides = banks.row_major(room.shape, (behind, *(0,) * (len(room.shape) - 1)))
+        conflicts = (
+            banks.conflicts_at(x, strides.axes, strides.element, itemsize) for x in accesses
+        )
+        return strides, float(sum(conflicts))
+    if tight:
+        return banks.row_major(room.shape), 0.0
+    inner = not transfers.plain & room.axes.keys()
+    most = WIDE if schedule.quads else NARROW
+    candidates = Candidates(room.shape, itemsize, ownership.elements, inner, most)
+    price = DEAR if _is_crowded(schedule) else CHEAP
+    return banks.choose(candidates, tuple(dict.fromkeys(accesses)), price)
+
+
+def _is_crowded(schedule: Schedule) -> bool:
+    """Whether tiles leave shared memory room for few elements.
+
+    Those do that wait for what they are multiplied with, and those of quads, of which an element
+    has many. Complex values need theirs.
+    """
+    if any(isinstance(stage, Accumulation) for stage in schedule.stages):
+        return True
+    return schedule.quads and not schedule.alone and schedule.ends.dtype.kind == "f"
+
+
+# ---- How stages go through tiles -----------------------------------------------------------------
+
+
+def _accesses(
+    room: Room,
+    transfers: Transfers,
+    ownership: Ownership,
+    possible: Mapping[int, Sequence[int]],
+) -> list[tuple[int, dict[int, Access]]]:
+    """Positions of the stages that touch a room, and how they go there with each spread."""
+    found = []
+    for tile, axes in room.axes.items():
+        for position, access in _accesses_to(transfers, tile, ownership.threads):
+            lines = tuple((extent, axes[at] if at >= 0 else -1) for extent, at in access.lines)
+            some = possible.get(position, (1,))
+            found.append((position, {x: replace(access, lines=lines, spread=x) for x in some}))
+    return found
+
+
+def _accesses_to(transfers: Transfers, tile: int, threads: int) -> Iterator[tuple[int, Access]]:
+    """The same of one tile and its own axes, with lines side by side."""
+    stages = transfers.schedule.stages
+    for position in (transfers.maker[tile], *transfers.readers[tile]):
+        if position in (BEFORE, len(stages)):
+            continue
+        stage, makes = stages[position], position == transfers.maker[tile]
+        if isinstance(stage, Assembly):
+            continue
+        if isinstance(stage, Sweep):
+            read = [x for x in stage.loads if x.tile == tile]
+            for value in [stage.tiles[tile]] if makes else read:
+                yield position, Access(_lines(stage, value), threads)
+        elif isinstance(stage, Accumulation):
+            for lines in _of_sum(stage, tile):
+                yield position, Access(lines, threads)
+        else:
+            blocking = blocking_of(stage.step, transfers.schedule.ends.dtype.itemsize)
+            for labels in _labels_of(stage, tile):
+                own = tuple((n, labels.find(x)) for x, n in blocking.lines)
+                yield position, Access(own, threads)
+
+
+def _lines(sweep: Sweep, value: Value) -> tuple[tuple[int, int], ...]:
+    """The lines of a sweep and which axes of a value they walk; of quads their lanes, too."""
+    lines = tuple((sweep.extents[x], value.labels.find(x)) for x in sweep.lines)
+    return (*lines, (sweep.lanes, value.labels.find(ALONG))) if sweep.lanes > 1 else lines
+
+
+def _of_sum(stage: Accumulation, tile: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Lanes have rows or columns, and next to each other the terms of one."""
+    step, fastest = stage.step, stage.contracted[-1]
+    for operand, labels, along in (
+        (step.left, step.left_labels, step.rows),
+        (step.right, step.right_labels, step.columns),
+    ):
+        if operand == tile:
+            rows = next(n for n in (1, 2, 4, PIECE) if n >= min(step.extents[along], PIECE))
+            own = (rows, labels.index(along)), (QUAD, labels.index(fastest))
+            yield ((PIECE // rows, -1), *own)
+
+
+def _labels_of(stage: Gemm, tile: int) -> list[str]:
+    step = stage.step
+    if isinstance(step, Rearrange):
+        pairs = [(step.operand, step.labels)]
+    else:
+        pairs = [(step.left, step.left_labels), (step.right, step.right_labels)]
+    return [x for n, x in [*pairs, (stage.number, step.output_labels)] if n == tile]
+
+
+def _cost_elsewhere(
+    transfers: Transfers, ownership: Ownership, position: int, spread: int
+) -> float:
+    """What a sweep of quads meets in global memory, and in parts of tiles in shared memory."""
+    schedule = transfers.schedule
+    ends, sweep = schedule.ends, schedule.stages[position]
+    assert isinstance(sweep, Sweep)
+    itemsize = ends.dtype.itemsize
+    warps = min(sweep.lanes * sweep.count * ownership.elements, ownership.threads) / 32
+    streamed = transfers.streamed(position)
+    cost = 0.0
+
+    def pieces(value: Value, strides: tuple[int, ...], stores: bool) -> float:
+        """Of global memory, for each warp."""
+        step = {x: strides[n] for n, x in enumerate(value.labels)}
+        lines = tuple((sweep.extents[x], step.get(x, 0)) for x in sweep.lines)
+        return spreads.pieces(lines, step.get(ALONG, 0), itemsize, stores, spread) / 2
+
+    for value in sweep.loads:
+        if transfers.from_shared(value.tile, position):
+            continue
+        at = ends.origin(value.tile)
+        view = at.view.strides if at.view else row_major(schedule.plan.tiles[value.tile].shape)
+        shared = at.index is None and transfers.from_shared(at.tile, position)
+        if shared or value.tile in streamed:
+            access = Access(_lines(sweep, value), ownership.threads, spread)
+            cost += banks.conflicts_at(access, view, 0, itemsize)
+        else:
+            cost += warps * pieces(value, view, False)
+    for tile, value in sweep.tiles.items():
+        for _, to in ends.written.get(tile, ()):
+            cost += warps * pieces(value, to.strides, True)
+    return cost
