@@ -72,7 +72,7 @@ class Scheduler:
         self.ready = set(range(len(plan.program.inputs)))  # tiles in memory
         self.origins: dict[int, Origin] = {}
         self.todo: dict[int, Operation | Place] = {}
-        self.consumers: dict[int, list[int]] = {}
+        self.consumers: dict[int, list[int]] = {n: [] for n in range(len(plan.tiles))}
         for number, step in plan.numbered_steps():
             if number in self.skipped:
                 continue
@@ -81,7 +81,7 @@ class Scheduler:
                 continue
             self.todo[number] = step
             for operand in step.operands:
-                self.consumers.setdefault(operand, []).append(number)
+                self.consumers[operand].append(number)
         self.steps = {n: s for n, s in self.todo.items() if not isinstance(s, Place)}
         # What each step is, found once: a mode product, a sum over some labels, or pointwise.
         self.modes = {n: x for n, s in self.steps.items() if (x := as_mode(plan, s)) is not None}
@@ -163,7 +163,7 @@ class Scheduler:
     def _meeting(self, number: int) -> set[int]:
         """The pointwise steps that a tile leads to, and those they need; none if others take it."""
         group: set[int] = set()
-        waiting = list(self.consumers.get(number, []))
+        waiting = list(self.consumers[number])
         if not set(waiting) <= self.pointwise:
             return group
         while waiting:
@@ -171,7 +171,7 @@ class Scheduler:
             if step in group or step not in self.pointwise or step not in self.todo:
                 continue
             group.add(step)
-            waiting += [*self.todo[step].operands, *self.consumers.get(step, [])]
+            waiting += [*self.todo[step].operands, *self.consumers[step]]
         return group
 
     def _may_come_first(self, other: int, number: int) -> bool:
@@ -222,7 +222,7 @@ class Scheduler:
         places, seen = [(number, self.steps[number].output_labels)], {number}
         while places:
             (tile, labels), *places = places
-            for consumer in self.consumers.get(tile, []):
+            for consumer in self.consumers[tile]:
                 if consumer not in self.todo or consumer not in self.steps:
                     continue
                 step, mode = self.steps[consumer], self.modes.get(consumer)
@@ -271,18 +271,11 @@ class Scheduler:
         group = self._closure(sweep)
         # A step whose pointwise consumers are left behind would hand on more than it takes.
         whole = set(group)
-        while True:
-            left = {
-                n
-                for n in whole
-                if any(
-                    isinstance(self.todo.get(c), Pointwise) and c not in whole
-                    for c in self.consumers.get(n, [])
-                )
-            }
-            if not left:
-                break
+        behind = [n for n in self.todo if isinstance(self.todo[n], Pointwise) and n not in whole]
+        while behind:
+            left = whole.intersection(self.todo[behind.pop()].operands)
             whole -= left
+            behind += [n for n in left if isinstance(self.todo[n], Pointwise)]
         chosen = [n for n in group if n in whole]
         if chosen and (joined := self._taken(self._joined(sweep, chosen))):
             return joined
@@ -349,10 +342,7 @@ class Scheduler:
                 possible[number] = any(x in made or possible.get(x) for x in step.operands)
         for number in reversed(list(possible)):
             # What comes from memory alone is drawn in by those who need it.
-            if not possible[number] and any(
-                possible.get(c) for c in self.consumers.get(number, [])
-            ):
-                possible[number] = True
+            possible[number] |= any(possible.get(c) for c in self.consumers[number])
         return [n for n in possible if possible[n]]
 
     def _parts(self, group: list[int]) -> list[list[int]]:
@@ -375,7 +365,7 @@ class Scheduler:
 
     def _handed_on(self, sweep: Sweep) -> list[int]:
         made = sweep.tiles.keys()
-        return [n for n in made if any(c not in made for c in self.consumers.get(n, []))]
+        return [n for n in made if any(c not in made for c in self.consumers[n])]
 
     def _joined(self, sweep: Sweep, group: list[int]) -> Sweep | None:
         """The sweep with these steps, if all of them fit."""
@@ -393,7 +383,7 @@ class Scheduler:
                 return None
             sweep = drawn
             for move in sweep.moves[before:]:
-                for consumer in self.consumers.get(move.result.tile, ()):
+                for consumer in self.consumers[move.result.tile]:
                     if consumer in inside:
                         heapq.heappush(touching, consumer)
         if not inside <= sweep.tiles.keys():

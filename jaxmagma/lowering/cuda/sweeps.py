@@ -57,10 +57,6 @@ class Value:
     labels: str
     length: int = 1
 
-    @property
-    def name(self) -> str:
-        return f"r{self.tile}"
-
 
 @dataclass(frozen=True)
 class Matrix:
