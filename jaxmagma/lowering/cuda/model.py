@@ -12,7 +12,6 @@ from jaxmagma.lowering.cuda.ends import ends_of
 from jaxmagma.lowering.cuda.layout import ENOUGH_THREADS, layout_of
 from jaxmagma.lowering.cuda.matrices import held_registers, matrices_of
 from jaxmagma.lowering.cuda.ownership import (
-    CROWDED_MOVES,
     QUAD_THREADS,
     SEVERAL_MOVES,
     ownerships,
@@ -32,6 +31,7 @@ from jaxmagma.plan import Plan
 # or so many on single values; and for all that there can be, where it needs no more than the last.
 BUSY_THREADS = 384
 CROWDED_REGISTERS = 45
+CROWDED_MOVES = 100
 LIGHT_REGISTERS = 42
 # Twice as many threads if shared memory has room for one group of quads alone, or for two and
 # registers for both.
@@ -83,11 +83,9 @@ def _choose(
     """The first candidate that there is room for."""
     for block in _candidates(plan, parameters, limits, even_odd, in_rows):
         bytes_, most = block.shared_bytes, _most_shared(block, parameters)
-        fetches = block.transfers.fetched and parameters.fetch is None
-        alone = fetches and not block.transfers.ahead and block.resident < FEWEST_GROUPS
-        if bytes_ <= most and not alone:
-            given = parameters.min_blocks
-            few = _least_blocks(block) if given is None else given
+        given = parameters.min_blocks
+        few = _least_blocks(block) if given is None else given
+        if bytes_ <= most and not (_may_fetch(block, parameters) and _is_alone(block, few)):
             return replace(block, min_blocks=few, prefetch=_wants_prefetch(block))
     count = block.elements
     return Declined(
@@ -119,6 +117,8 @@ def _candidates(
                         layout = layout_of(matrices, transfers, more, limits, tight)
                         block = replace(block, ownership=more, layout=layout)
                     yield block
+                    if not schedule.quads and _may_fetch(block, parameters):
+                        break  # threads had better have more elements
 
 
 # ---- Threads -------------------------------------------------------------------------------------
@@ -210,6 +210,20 @@ def _most_shared(block: Block, parameters: Parameters) -> int:
     """Bytes of shared memory that a block may have, of one element or of several."""
     most = block.limits.shared_of_block
     return most if block.elements == 1 else min(most, parameters.shared_bytes)
+
+
+def _may_fetch(block: Block, parameters: Parameters) -> bool:
+    """Whether the copy engine brings operands because the model likes it."""
+    return bool(block.transfers.fetched) and parameters.fetch is None
+
+
+def _is_alone(block: Block, few: int) -> bool:
+    """Whether a multiprocessor has fewer groups than fetching is good for.
+
+    Those of threads had better be so ``few`` as the compiler leaves registers for.
+    """
+    fewest = FEWEST_GROUPS if block.schedule.quads else max(few, FEWEST_GROUPS)
+    return not block.transfers.ahead and block.resident < fewest
 
 
 def _waits(block: Block) -> bool:

@@ -20,8 +20,6 @@ from jaxmagma.lowering.cuda.transfers import Transfers, is_direct
 # share what it has of a matrix.
 QUAD_THREADS = 128
 QUAD_LINES = 4
-# Threads that have fibres take several single values, unless these have so many operations.
-CROWDED_MOVES = 100
 # So many threads, or more, have one element, if there are sums.
 THREADS_WITH_SUMS = 48
 # Multiply-adds of an accumulation that are work for one thread.
@@ -133,11 +131,11 @@ def _threads_of(schedule: Schedule, stage: Stage, packed: int) -> int:
         copied = schedule.staged | schedule.rewritten
         staged = any(move.result.tile in copied for move in stage.moves)
         return -(-stage.count // (16 if staged else 4))
-    fibres = any(not x.single for x in schedule.sweeps)
-    if stage.single and fibres and len(stage.moves) <= CROWDED_MOVES:
-        # The threads that have fibres take several points, unless points are the most work.
-        return -(-stage.count // 4)
-    return -(-stage.count // (1 if stage.single else packed))
+    if stage.single:
+        # The threads that have fibres take several points, unless points are much of the work.
+        fibres = sum(x.flops for x in schedule.sweeps if not x.single)
+        return -(-stage.count // (4 if 2 * stage.flops <= fibres else 1))
+    return -(-stage.count // packed)
 
 
 def _packed(matrices: Matrices, given: Parameters) -> int:

@@ -22,7 +22,7 @@ from functools import cached_property
 import numpy as np
 
 from jaxmagma.parity import WORTH
-from jaxmagma.plan import Plan, Product, Rearrange, Step
+from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, Step
 from jaxmagma.program import Place
 
 
@@ -149,6 +149,12 @@ class Sweep:
     @property
     def count(self) -> int:
         return math.prod(self.extents[label] for label in self.lines)
+
+    @property
+    def flops(self) -> int:
+        """Of one element."""
+        steps = (x.step for x in self.moves)
+        return sum(x.flops for x in steps if isinstance(x, Product | Rearrange | Pointwise))
 
     @cached_property
     def single(self) -> bool:

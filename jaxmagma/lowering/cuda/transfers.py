@@ -23,6 +23,8 @@ from jaxmagma.program import Gather
 BEFORE = -1
 # The copy engine brings operands, unless a warp reads them in so few steps.
 DIRECT_OCTETS = 2
+# For threads it does that if so many values stand between those at points side by side.
+MANY_COMPONENTS = 4
 
 
 @dataclass(frozen=True)
@@ -95,13 +97,18 @@ def transfers_of(
 ) -> Iterator[Transfers]:
     """With ever fewer operands that the copy engine brings, the model's favourite first."""
     whole = _read_whole(schedule, streams)
-    counts = range(len(whole), -1, -1)
     if parameters.fetch is not None:
-        counts = range(min(parameters.fetch, len(whole)), -1, -1)[:1]
-    elif not schedule.quads or is_direct(schedule) or not limits.bulk_copies:
-        counts = range(1)
-    for count in counts:
-        yield _transfers(schedule, streams, whole[:count], parameters.ahead or 0)
+        choices = [whole[: parameters.fetch]]
+    elif is_direct(schedule) or not limits.bulk_copies:
+        choices = [[]]
+    elif schedule.quads:
+        choices = [whole[:count] for count in range(len(whole), -1, -1)]
+    else:
+        # What threads find in memory far apart, if there is time until they need it.
+        late = [x for x in whole if _read_late(schedule, x)]
+        choices = [late, []] if late else [[]]
+    for fetched in choices:
+        yield _transfers(schedule, streams, fetched, parameters.ahead or 0)
 
 
 def is_direct(schedule: Schedule) -> bool:
@@ -130,6 +137,23 @@ def _read_whole(schedule: Schedule, streams: Sequence[Stream]) -> list[int]:
         for tile, parts in read.items()
         if sum(tiles[x].size for x in parts) >= tiles[tile].size
     ]
+
+
+def _read_late(schedule: Schedule, operand: int) -> bool:
+    """Whether threads read an operand at points of fibres, others in between, after a first stage.
+
+    As components of a field at points: one load after the other asks memory for the same pieces.
+    """
+    ends = schedule.ends
+    for position, sweep in enumerate(schedule.sweeps):
+        views = (
+            ends.origin(x.tile).view for x in sweep.loads if ends.origin(x.tile).tile == operand
+        )
+        for view in views:
+            apart = view is not None and min(view.strides, default=1) >= MANY_COMPONENTS
+            if position == 0 or sweep.single or not apart:
+                return False
+    return True
 
 
 def _transfers(
