@@ -83,10 +83,17 @@ def layout_of(
 ) -> Layout:
     """Without padding if ``tight``. Tiles take each other's place where there is little."""
     schedule = transfers.schedule
+    near = {x: matrices.near_size(x) for x in matrices.near}
+    streams = {
+        x.operand: x.values(ownership.warps, ownership.fibres(x.sweep)) for x in transfers.streams
+    }
 
     def placed(in_place: bool, late: bool = False) -> Layout:
         rooms = rooms_of(transfers, in_place)
-        return _layout(rooms, matrices, transfers, ownership, tight, late)
+        strides, spreads = strides_of(rooms, transfers, ownership, tight)
+        claims = [_claim(*x, transfers, ownership, late) for x in zip(rooms, strides, strict=True)]
+        tiles, front = _tiles(claims, ownership.elements)
+        return Layout(tiles, spreads, front, near, streams, schedule.ends.dtype.itemsize)
 
     def groups(layout: Layout) -> int:
         return resident(layout, ownership, limits) * ownership.groups
@@ -120,33 +127,6 @@ def shared_bytes(layout: Layout, ownership: Ownership) -> int:
     return layout.values * layout.itemsize * ownership.groups
 
 
-def _layout(
-    rooms: Sequence[Room],
-    matrices: Matrices,
-    transfers: Transfers,
-    ownership: Ownership,
-    tight: bool,
-    late: bool,
-) -> Layout:
-    """The one in which rooms take the fewest values."""
-    strides, spreads = strides_of(rooms, transfers, ownership, tight)
-    claims = [_claim(*x, transfers, ownership, late) for x in zip(rooms, strides, strict=True)]
-    # Large ones leave gaps that others fit in; which order of the others is best depends.
-    largest_first = sorted(claims, key=lambda x: -x.strides.element)
-    front, begins = min(map(_packed, (claims, largest_first)), key=lambda x: x[0])
-    tiles = {}
-    for claim, begin in begins:
-        own, end = claim.strides, begin + claim.strides.element * ownership.elements
-        for tile, axes in claim.room.axes.items():
-            at = Strides(tuple(own.axes[x] for x in axes), own.element)
-            tiles[tile] = Placed(at, begin, end, claim.size if claim.twice else 0)
-    near = {x: matrices.near_size(x) for x in matrices.near}
-    streams = {
-        x.operand: x.values(ownership.warps, ownership.fibres(x.sweep)) for x in transfers.streams
-    }
-    return Layout(tiles, spreads, front, near, streams, transfers.schedule.ends.dtype.itemsize)
-
-
 @dataclass(frozen=True)
 class _Claim:
     """What a room takes of shared memory."""
@@ -175,6 +155,20 @@ def _claim(
         stages |= {*range(again, end + 1)}
     twice = room.brought and transfers.twice
     return _Claim(room, strides, -(-size // group) * group, twice, frozenset(stages))
+
+
+def _tiles(claims: Sequence[_Claim], elements: int) -> tuple[dict[int, Placed], int]:
+    """Where tiles are, and how many values they take."""
+    # Large ones leave gaps that others fit in; which order of the others is best depends.
+    largest_first = sorted(claims, key=lambda x: -x.strides.element)
+    front, begins = min(map(_packed, (claims, largest_first)), key=lambda x: x[0])
+    tiles = {}
+    for claim, begin in begins:
+        own, end = claim.strides, begin + claim.strides.element * elements
+        for tile, axes in claim.room.axes.items():
+            at = Strides(tuple(own.axes[x] for x in axes), own.element)
+            tiles[tile] = Placed(at, begin, end, claim.size if claim.twice else 0)
+    return tiles, front
 
 
 def _packed(claims: Sequence[_Claim]) -> tuple[int, list[tuple[_Claim, int]]]:
