@@ -128,13 +128,12 @@ class Sweep:
 
     def with_move(self, move: Move) -> "Sweep":
         """The same with one more operation."""
-        read = dict.fromkeys(x for x in move.operands if x.tile not in self.tiles)
-        return replace(
-            self,
-            loads=(*self.loads, *(x for x in read if x not in self.loads)),
-            moves=(*self.moves, move),
-            tiles={**self.tiles, move.result.tile: move.result},
-        )
+        loads, moves = self.loads, (*self.moves, move)
+        for value in move.operands:
+            if value.tile not in self.tiles and value not in loads:
+                loads = (*loads, value)
+        tiles = {**self.tiles, move.result.tile: move.result}
+        return Sweep(self.lines, self.extents, self.lanes, loads, moves, self.outers, tiles)
 
     def with_outer(self, outer: Outer) -> "Sweep":
         """The same with one more outer product."""
