@@ -7,6 +7,10 @@ from typing import Any
 import jax
 import pytest
 
+from jaxmagma.lowering.cuda import lower, planned
+from jaxmagma.lowering.kernel import Kernel
+from jaxmagma.lowering.target import Target
+from jaxmagma.program import ElementProgram
 from tests import cuda_fused
 from tests.cuda_programs import chain, contraction, gradient, mass
 from tests.test_cuda_compile import emulate, lowered
@@ -98,8 +102,22 @@ def test_tiles_that_do_not_follow_each_other() -> None:
     assert lowered(program, (3, 4), fetch=1).source == lowered(program, (3, 4)).source
 
 
-def test_threads_fetch_only_if_asked() -> None:
-    assert "fetch" not in lowered(mass(3)).source.replace("prefetch", "")
+def fetches(program: ElementProgram, architecture: str = "sm_90") -> bool:
+    kernel = lower(planned(program), (1000,), target=Target("cuda", architecture))
+    assert isinstance(kernel, Kernel)
+    return "fetch_slice<" in kernel.source
+
+
+def test_threads_fetch_what_is_far_apart_at_points() -> None:
+    """Components, where there is a copy engine, and room for as many blocks as registers are for."""
+    assert fetches(cuda_fused.diffusion(3)) and fetches(cuda_fused.diffusion(4, symmetric=False))
+    assert not fetches(cuda_fused.diffusion(3), "sm_86")
+    assert not fetches(cuda_fused.diffusion(3, planes=True)) and not fetches(mass(3))
+
+
+@pytest.mark.parametrize("elements", [1, 29])
+def test_numbers_of_components_that_threads_fetch(elements: int, emulated: Path) -> None:
+    emulate_fused(cuda_fused.diffusion(3), elements, emulated)
 
 
 # ---- Rows of results ---------------------------------------------------------------------------

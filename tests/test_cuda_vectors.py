@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from jaxmagma.lowering.cuda import _constants_folded, _evaluate, planned
+from jaxmagma.lowering.cuda import planned
+from jaxmagma.lowering.cuda.folding import constants_folded, evaluate
 from jaxmagma.lowering.cuda.vectors import with_vectors
 from jaxmagma.normal import normal_form
 from jaxmagma.plan import Plan, Product
@@ -15,7 +16,7 @@ def run(plan: Plan, arguments: list[np.ndarray]) -> list[np.ndarray]:
     given = iter(arguments)
     tiles = [next(given) if x.constant is None else x.constant.array for x in plan.program.inputs]
     for step in plan.steps:
-        tiles.append(_evaluate(step, [tiles[x] for x in step.operands]))
+        tiles.append(evaluate(step, [tiles[x] for x in step.operands]))
     return [tiles[x] for x in plan.results]
 
 
@@ -27,7 +28,7 @@ def products(plan: Plan) -> int:
 def test_fields_of_vectors(last: bool) -> None:
     """Wherever components are in memory: eight products rather than three times as many."""
     program, _ = normal_form(cuda_fused.stretches(2, components_last=last))
-    apart = _constants_folded(planned(program))
+    apart = constants_folded(planned(program))
     joined = with_vectors(apart)
     assert products(apart) == 3 * products(joined) == 24
     assert joined.flops == apart.flops

@@ -220,10 +220,12 @@ def _may_fetch(block: Block, parameters: Parameters) -> bool:
 def _is_alone(block: Block, few: int) -> bool:
     """Whether a multiprocessor has fewer groups than fetching is good for.
 
-    Those of threads had better be so ``few`` as the compiler leaves registers for.
+    Those of threads had better be so ``few`` as the compiler leaves registers for. Where it leaves
+    registers for all, more of them do as well.
     """
-    fewest = FEWEST_GROUPS if block.schedule.quads else max(few, FEWEST_GROUPS)
-    return not block.transfers.ahead and block.resident < fewest
+    if not block.schedule.quads:
+        return few == 1 or block.resident < few
+    return not block.transfers.ahead and block.resident < FEWEST_GROUPS
 
 
 def _waits(block: Block) -> bool:
