@@ -109,7 +109,7 @@ def fetches(program: ElementProgram, architecture: str = "sm_90") -> bool:
 
 
 def test_threads_fetch_what_is_far_apart_at_points() -> None:
-    """Components, where there is a copy engine, and room for as many blocks as registers are for."""
+    """Components, where there is a copy engine, and room for all blocks that have registers."""
     assert fetches(cuda_fused.diffusion(3)) and fetches(cuda_fused.diffusion(4, symmetric=False))
     assert not fetches(cuda_fused.diffusion(3), "sm_86")
     assert not fetches(cuda_fused.diffusion(3, planes=True)) and not fetches(mass(3))
