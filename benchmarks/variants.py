@@ -24,8 +24,8 @@ from benchmarks.record import Timing
 from jaxmagma import choices
 from jaxmagma.choices import MODEL, Book, Choice
 from jaxmagma.lowering.kernel import Declined
+from jaxmagma.lowering.rules import Candidate
 from jaxmagma.tune.device import Device, Executable
-from jaxmagma.tune.rules import Candidate
 from jaxmagma.tune.tuner import entry_of, programs
 
 
@@ -76,7 +76,7 @@ def build(machine: Device, text: str) -> tuple[Candidate, Executable]:
       ValueError: there is no such kernel.
     """
     chosen = choice(text, machine)
-    candidate = Candidate(chosen, machine.limits)
+    candidate = Candidate(chosen)
     if not chosen.plain:
         kernel = machine.lower(chosen)
         if isinstance(kernel, Declined):

@@ -27,7 +27,7 @@ from jaxmagma.einsum import FusedCall, capture
 from jaxmagma.explain import applications
 from jaxmagma.fallback import plain_calls
 from jaxmagma.lowering import cpu, cuda, division
-from jaxmagma.lowering.cuda import model
+from jaxmagma.lowering.cuda import kernels, model
 from jaxmagma.lowering.cuts import as_program
 from jaxmagma.lowering.division import divide
 from jaxmagma.lowering.kernel import Declined, Kernel
@@ -77,7 +77,7 @@ def little_room(monkeypatch: pytest.MonkeyPatch, cuda_lowering: None) -> Iterato
         def choose(plan: Any, given: Any, limits: Any, *options: Any) -> Any:
             return model.choose(plan, given, replace(limits, shared_of_block=nbytes), *options)
 
-        monkeypatch.setattr(cuda, "choose", choose)
+        monkeypatch.setattr(kernels, "choose", choose)
         forget()
 
     yield limit
@@ -283,7 +283,7 @@ def test_another_plan_comes_before_parts(little_room: Limit) -> None:
 def test_too_many_steps(little_room: Limit, monkeypatch: pytest.MonkeyPatch) -> None:
     program = three_products()
     steps = len(lowering.planned(program, "cuda").steps)
-    monkeypatch.setattr(cuda, "MOST_STEPS", steps - 1)
+    monkeypatch.setattr(kernels, "MOST_STEPS", steps - 1)
     forget()
     found = divided(program)
     assert len(found.parts) == 2

@@ -25,7 +25,9 @@ from jaxmagma.choices import MODEL, PLAIN, Choice
 from jaxmagma.lowering.backends import BACKENDS
 from jaxmagma.lowering.cuda.architectures import LIMITS, Limits
 from jaxmagma.lowering.cuda.parameters import Parameters
+from jaxmagma.lowering.cuda.rules import Measured, rules_for, rules_of
 from jaxmagma.lowering.kernel import Declined, Kernel
+from jaxmagma.lowering.rules import Candidate, broken
 from jaxmagma.lowering.space import Space, one, together
 from jaxmagma.program import ElementProgram
 from jaxmagma.tune import regret, rules, suite, tuner
@@ -33,7 +35,6 @@ from jaxmagma.tune import search as climbing
 from jaxmagma.tune.__main__ import main
 from jaxmagma.tune.device import Device
 from jaxmagma.tune.race import TIE, Effort, pick, race
-from jaxmagma.tune.rules import Candidate
 from jaxmagma.tune.search import Found, Search
 from tests import test_cuda_compile
 from tests.cuda_programs import chain, mass, product
@@ -58,7 +59,7 @@ class Pretended:
     ) -> None:
         self.program = program
         self.times = times
-        self.limits = limits
+        self.rules = rules_for(limits)
         self.noise = noise
         self.rng = np.random.default_rng(seed)
         self.now = 0.0
@@ -247,17 +248,17 @@ def test_what_fails_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_occupancy() -> None:
-    def candidate(threads: int, shared: int, registers: int) -> Candidate:
+    def warps(threads: int, shared: int, registers: int) -> int:
         kernel = Kernel("", {"threads": threads, "shared_bytes": shared})
         resources = {"registers": registers, "local": 0}
-        return Candidate(MODEL, LIMITS["sm_90"], None, kernel, resources)
+        return Measured(Candidate(MODEL, None, kernel, resources), LIMITS["sm_90"]).warps
 
-    assert candidate(128, 0, 32).warps == 64
-    assert candidate(128, 0, 128).warps == 16
-    assert candidate(128, 100 << 10, 32).warps == 8
-    assert candidate(1024, 0, 255).warps == 0
-    assert candidate(32, 0, 16).warps == 32  # blocks
-    assert candidate(96, 0, 33).warps == 51  # registers come in eights
+    assert warps(128, 0, 32) == 64
+    assert warps(128, 0, 128) == 16
+    assert warps(128, 100 << 10, 32) == 8
+    assert warps(1024, 0, 255) == 0
+    assert warps(32, 0, 16) == 32  # blocks
+    assert warps(96, 0, 33) == 51  # registers come in eights
 
 
 # Of kernels with 64 threads, and whether too few registers are left for tensor cores.
@@ -289,8 +290,8 @@ def test_registers_for_tensor_cores(
     architecture: str, parameters: Mapping[str, Any], removed: bool
 ) -> None:
     given, kernel = of_64_threads(parameters)
-    candidate = Candidate(MODEL, LIMITS[architecture], given, kernel)
-    reason = rules.broken(rules.ON_KERNEL, candidate)
+    candidate = Candidate(MODEL, given, kernel)
+    reason = broken(rules_of(architecture).kernel, candidate)
     assert (reason == "too few registers for tensor cores") == removed
 
 
@@ -308,7 +309,7 @@ def test_the_compiler_refuses_what_a_rule_removes(
 def test_every_rule_is_reported() -> None:
     found = search(Pretended(mass(3)), one_changed("min_blocks", 1))
     tuning = tuner.as_tuning(found, mass(3), EXTENTS, "sm_90", 1.0)
-    assert list(tuning.removed) == list(rules.NAMES)
+    assert list(tuning.removed) == list(rules.names_of(rules_of("sm_90")))
     assert tuning.removed[rules.SAME] == 1
     assert sum(tuning.removed.values()) == 1
     assert f"1 {rules.SAME}" in str(tuning)
@@ -482,7 +483,9 @@ def test_candidates_compile(
     spilled = [x for x in read.values() if x["local"] > 0]
     assert found.removed["registers spill"] == len(spilled) > 0
     timed = [found.candidates[x] for x in found.seconds]
-    assert all(x.spilled == 0 and x.registers * x.threads <= 65536 for x in timed)
+    assert all(x.spilled == 0 for x in timed)
+    for x in timed:
+        assert x.kernel is not None and x.registers * x.kernel.attributes["threads"] <= 65536
     assert len(timed) == len(read) - len(spilled)
 
 

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from jaxmagma.lowering import cpu, cuda
 from jaxmagma.lowering.kernel import Declined, Kernel
+from jaxmagma.lowering.rules import Rules
 from jaxmagma.lowering.space import Space
 from jaxmagma.lowering.target import Target
 from jaxmagma.plan import Plan
@@ -21,6 +22,10 @@ class Backend(Protocol):
     @property
     def SPACE(self) -> Space:
         """Of these, the ones that a tuner varies, and the values that it tries."""
+
+    @property
+    def rules_of(self) -> Callable[[str], Rules]:
+        """What removes some of them before they are timed, on an architecture."""
 
     @property
     def planned(self) -> Callable[[ElementProgram], Plan]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxmagma import choices, lowering, native
 from jaxmagma.choices import Choice
-from jaxmagma.lowering.cuda.architectures import Limits, limits_of
+from jaxmagma.lowering.backends import BACKENDS
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.primitive import program_p
 from jaxmagma.program import ElementProgram, Gather
@@ -44,7 +44,7 @@ class Device:
         self.device = device
         self.platform = platform_of(device)
         self.arch = choices.architecture(self.platform)
-        self.limits: Limits = limits_of(self.arch)
+        self.rules = BACKENDS[self.platform].rules_of(self.arch)
 
     # ---- Building --------------------------------------------------------------------------------
 

@@ -22,12 +22,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from jaxmagma.choices import MODEL, PLAIN, Choice
-from jaxmagma.lowering.cuda.architectures import Limits
 from jaxmagma.lowering.kernel import Declined, Kernel
+from jaxmagma.lowering.rules import Candidate, Rules, broken
 from jaxmagma.lowering.space import Point, Space
 from jaxmagma.tune import rules
 from jaxmagma.tune.race import Effort, pick, race
-from jaxmagma.tune.rules import Candidate
 
 
 # Who runs the last race, beside the model's choice; and the part of the time kept for it.
@@ -49,7 +48,7 @@ DECIDING = Effort(least=7, most=15, beaten=(0.5, 0.3, 0.2, 0.1, 0.1, 0.1, 0.07))
 class Machine(Protocol):
     """What the search asks of a device; see ``device.Device``."""
 
-    limits: Limits
+    rules: Rules
 
     def lower(self, choice: Choice) -> Kernel | Declined: ...
     def stage(self, choice: Choice) -> Any: ...
@@ -72,6 +71,7 @@ class Found:
     on_paper: Counter[str]  # removed from the whole space by rules on parameters alone
     removed: Counter[str]  # of those that were looked at
     out_of_time: int
+    reasons: tuple[str, ...]  # for which candidates may be removed
 
 
 @dataclass
@@ -114,13 +114,14 @@ class Search:
             self._on_paper(),
             self.removed,
             self.out_of_time,
+            rules.names_of(self.machine.rules),
         )
 
     # ---- The climb -------------------------------------------------------------------------------
 
     def _start(self) -> None:
         """Times the model's choice, plain JAX, the defaults and the incumbent."""
-        model = Candidate(MODEL, self.machine.limits)
+        model = Candidate(MODEL)
         lowered = self.machine.lower(MODEL)
         executable = self.machine.compile(self.machine.stage(MODEL))
         if isinstance(lowered, Kernel):
@@ -132,7 +133,7 @@ class Search:
         self.timers[MODEL] = self.machine.timer(executable)
         if self.space.plain and isinstance(lowered, Kernel):
             executable = self.machine.compile(self.machine.stage(PLAIN))
-            self.candidates[PLAIN] = Candidate(PLAIN, self.machine.limits)
+            self.candidates[PLAIN] = Candidate(PLAIN)
             self.timers[PLAIN] = self.machine.timer(executable)
         first = [self.space.origin]
         if self.incumbent is not None and self.incumbent.parameters:
@@ -258,7 +259,7 @@ class Search:
                     else:
                         self.choices[point] = known
                     continue
-            if reason := rules.broken(rules.ON_KERNEL, found):
+            if reason := broken(self.machine.rules.kernel, found):
                 self.removed[reason] += 1
                 continue
             staged = self.machine.stage(found.choice)
@@ -280,12 +281,12 @@ class Search:
     def _candidate(self, point: Point) -> Candidate | str:
         """What a point stands for, or the rule that removes it."""
         parameters = self.space.parameters(point)
-        candidate = Candidate(Choice.of(parameters, "search"), self.machine.limits)
+        candidate = Candidate(Choice.of(parameters, "search"))
         try:
             candidate.parameters = self.parameters_of(**parameters)
         except (TypeError, ValueError):
             return rules.INVALID
-        if reason := rules.broken(rules.ON_PARAMETERS, candidate):
+        if reason := broken(self.machine.rules.parameters, candidate):
             return reason
         lowered = self.machine.lower(candidate.choice)
         if isinstance(lowered, Declined):
@@ -298,9 +299,9 @@ class Search:
         assert candidate.kernel is not None
         candidate.resources = self.machine.resources(candidate.kernel)
         model = self.candidates[MODEL]
-        reason = rules.broken(rules.ON_CODE, candidate)
+        reason = broken(self.machine.rules.code, candidate)
         # A program that spills whatever one does may spill as much as the model's kernel.
-        if reason is not None and rules.broken(rules.ON_CODE, model) != reason:
+        if reason is not None and broken(self.machine.rules.code, model) != reason:
             return reason
         return self.machine.compile(staged)
 
@@ -323,7 +324,7 @@ class Search:
 
         Only what they look at is gone through: the space may have millions of points.
         """
-        read = {name for rule in rules.ON_PARAMETERS for name in rule.reads}
+        read = {name for rule in self.machine.rules.parameters for name in rule.reads}
         some = Space(tuple(x for x in self.space.dimensions if read & set(x.names)))
         each = self.space.size // some.size
         counts: Counter[str] = Counter()
@@ -333,8 +334,8 @@ class Search:
             except (TypeError, ValueError):
                 counts[rules.INVALID] += each
                 continue
-            candidate = Candidate(MODEL, self.machine.limits, parameters)
-            if reason := rules.broken(rules.ON_PARAMETERS, candidate):
+            candidate = Candidate(MODEL, parameters)
+            if reason := broken(self.machine.rules.parameters, candidate):
                 counts[reason] += each
         return counts
 

@@ -23,7 +23,6 @@ from jaxmagma.lowering.division import divide
 from jaxmagma.plan import plan
 from jaxmagma.program import ElementProgram
 from jaxmagma.tune.device import Device, platform_of
-from jaxmagma.tune.rules import NAMES, Candidate
 from jaxmagma.tune.search import Found, Search
 
 
@@ -317,7 +316,7 @@ def as_tuning(
     written = sum(math.prod(shape) for shape in program.output_shapes(extents))
 
     def variant(choice: Choice) -> Variant:
-        candidate: Candidate = found.candidates[choice]
+        candidate = found.candidates[choice]
         median = statistics.median(found.seconds[choice])
         return Variant(
             choice,
@@ -333,7 +332,7 @@ def as_tuning(
     variants = {choice: variant(choice) for choice in found.seconds}
 
     def counted(counts: Counter[str]) -> dict[str, int]:
-        return {name: counts[name] for name in NAMES}
+        return {name: counts[name] for name in found.reasons}
 
     return Tuning(
         architecture,

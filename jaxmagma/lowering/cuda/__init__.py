@@ -19,48 +19,17 @@ What stages are is in ``sweeps``, the passes from a plan to the kernel in ``bloc
 those of another kind of kernel.
 """
 
-from dataclasses import replace
-
-import numpy as np
-
-from jaxmagma import factoring
 from jaxmagma.factoring import alternatives as alternatives
-from jaxmagma.functions import COMPLEX_FUNCTIONS
-from jaxmagma.lowering.cuda.architectures import Limits, limits_of
-from jaxmagma.lowering.cuda.blocks import TYPES, Block
-from jaxmagma.lowering.cuda.calls import kernel_of_block, kernel_of_panels
-from jaxmagma.lowering.cuda.destinations import with_joined_places
-from jaxmagma.lowering.cuda.folding import constants_folded
-from jaxmagma.lowering.cuda.functors import FUNCTORS
-from jaxmagma.lowering.cuda.gemms import LARGEST_BLOCK
 from jaxmagma.lowering.cuda.locality import planned as planned
-from jaxmagma.lowering.cuda.model import (
-    choose,
-    comes_in_rows,
-    keeps_more_busy,
-    wants_panels,
-    wants_rows,
-)
-from jaxmagma.lowering.cuda.origins import resolvable
-from jaxmagma.lowering.cuda.panels import Panels, panels_of
-from jaxmagma.lowering.cuda.parameters import FREED
 from jaxmagma.lowering.cuda.parameters import SPACE as SPACE
 from jaxmagma.lowering.cuda.parameters import Parameters as Parameters
-from jaxmagma.lowering.cuda.sums import spread
-from jaxmagma.lowering.cuda.vectors import with_vectors
-from jaxmagma.lowering.kernel import Declined, Excess, Kernel
+from jaxmagma.lowering.cuda.rules import rules_of as rules_of
+from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.lowering.target import Target
-from jaxmagma.plan import Plan, Pointwise, Product
-from jaxmagma.program import Gather
+from jaxmagma.plan import Plan
 
-
-BGEMM_TARGET = "jaxmagma_cuda_bgemm"
-LARGEST_BGEMM = 32  # as in cuda/bgemm.h
 
 ANY_GPU = Target("cuda")
-
-# A kernel of more steps takes minutes to schedule and to compile.
-MOST_STEPS = 2000
 
 
 def lower(
@@ -73,128 +42,7 @@ def lower(
 
     ``extents`` of the batch axes only size the workspace.
     """
-    declined = _declined(plan)
-    if declined is not None:
-        return declined
-    compiled = _bgemm(plan) if parameters is None else None
-    if compiled is not None:
-        return compiled
-    given = parameters or Parameters()
-    limits = limits_of(target.architecture)
-    if given.owner == "panels":
-        panels = panels_of(constants_folded(plan), limits)
-        return Declined(panels) if isinstance(panels, str) else kernel_of_panels(panels)
-    block = _block(plan, given, limits, target.even_odd)
-    if isinstance(block, Block) and wants_rows(block):
-        # The fastest axis then has its turn at the points, and nobody waits for the next element.
-        turned = factoring.planned(plan.program, middle="fastest")
-        asked = replace(given, ahead=FREED) if given.ahead is None else given
-        rows = _block(turned, asked, limits, target.even_odd, in_rows=True)
-        if isinstance(rows, Block) and rows.transfers.streams and comes_in_rows(rows):
-            block = rows
-    # Other parameters are those of a block.
-    if parameters in (None, Parameters()) and wants_panels(block):
-        panels = panels_of(constants_folded(plan), limits)
-        if isinstance(panels, Panels):
-            return kernel_of_panels(panels)
-    if isinstance(block, Declined):
-        return block
-    return kernel_of_block(block, extents)
+    # Where there is no GPU nobody waits for these modules.
+    from jaxmagma.lowering.cuda.kernels import kernel_of
 
-
-def _block(
-    plan: Plan,
-    parameters: Parameters,
-    limits: Limits,
-    even_odd: bool | None,
-    in_rows: bool = False,
-) -> Block | Declined:
-    """Of components as fields by themselves, or as fields of vectors."""
-    apart = constants_folded(plan)
-    block = choose(_resolved(apart), parameters, limits, even_odd, in_rows)
-    vectors = with_vectors(apart)
-    if vectors is apart:
-        return block
-    joined = choose(_resolved(vectors), parameters, limits, even_odd, in_rows)
-    if isinstance(block, Block) and isinstance(joined, Block):
-        return joined if keeps_more_busy(joined, block) else block
-    return joined if isinstance(joined, Block) else block
-
-
-def _resolved(plan: Plan) -> Plan:
-    """The plan as blocks of threads do it."""
-    return resolvable(spread(with_joined_places(plan), LARGEST_BLOCK))
-
-
-def _declined(plan: Plan) -> Declined | None:
-    """Why a plan has no kernel, as far as that is known without making one."""
-    reason = _unsupported(plan)
-    if reason is not None:
-        return Declined(reason)
-    if len(plan.steps) > MOST_STEPS:
-        return Declined(
-            f"{len(plan.steps)} steps are more than the {MOST_STEPS} of one kernel",
-            Excess("steps", len(plan.steps) / MOST_STEPS),
-        )
-    everything = frozenset(range(plan.program.batch_rank))
-    sums = {out.batch for out in plan.program.outputs if set(out.batch) != everything}
-    if len(sums) > 1:
-        return Declined("outputs are summed over different batch axes", Excess("sums", len(sums)))
-    return None
-
-
-def _unsupported(plan: Plan) -> str | None:
-    program = plan.program
-    if program.batch_rank == 0:
-        return "no operand has a batch axis"
-    indices = {step.index for step in plan.steps if isinstance(step, Gather)}
-    values = {tile.dtype for n, tile in enumerate(plan.tiles) if n not in indices}
-    for dtype in values:
-        if dtype not in TYPES:
-            return f"{dtype} has no CUDA kernel"
-    if len(values) > 1:
-        return "operands of different dtypes"
-    for step in plan.steps:
-        if isinstance(step, Gather):
-            inputs = range(len(program.inputs))
-            if step.vector not in inputs or step.index not in inputs:
-                return "what is gathered from, or the index, is no operand"
-            if plan.tiles[step.index].dtype != np.int32:
-                return f"an index of {plan.tiles[step.index].dtype}"
-        if isinstance(step, Pointwise):
-            if step.function not in FUNCTORS:
-                return f"the function {step.function!r} has no CUDA kernel"
-            if program.dtype.kind == "c" and step.function not in COMPLEX_FUNCTIONS:
-                return f"the function {step.function!r} of complex numbers"
-    if any(0 in tile.shape for tile in plan.tiles):
-        return "a tile is empty"
-    return None
-
-
-def _bgemm(plan: Plan) -> Kernel | None:
-    """The kernel from the compiled family, if the plan is one product of square matrices."""
-    step = plan.steps[0] if len(plan.steps) == 1 else None
-    if not isinstance(step, Product):
-        return None
-    program = plan.program
-    sizes = set(step.extents.values())
-    plain = len(step.rows) == len(step.columns) == len(step.contracted) == 1 and not step.paired
-    if not plain or len(sizes) > 1 or max(sizes) > LARGEST_BGEMM:
-        return None
-    if sorted(step.operands) != [0, 1] or len(program.inputs) > 2 or len(program.outputs) > 1:
-        return None
-    axes = program.outputs[0].batch
-    if len(axes) < program.batch_rank or any(x.batch != axes for x in program.inputs):
-        return None
-    left = step.left_labels[0] == step.contracted
-    right = step.right_labels[0] == step.columns
-    out = step.output_labels[0] == step.columns
-    if step.left == 1:
-        # C = B A is the transpose of A' B'.
-        left, right, out = not right, not left, not out
-    (size,) = sizes
-    return Kernel(
-        BGEMM_TARGET,
-        {"size": size, "transposed": left + 2 * right + 4 * out},
-        description=f"compiled product of {size} x {size} matrices",
-    )
+    return kernel_of(plan, extents, parameters, target)
