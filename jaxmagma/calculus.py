@@ -21,7 +21,7 @@ depend on the same ones as its primal; where it would not, ``first(tangent, prim
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, assert_never
 
 import jax
 import numpy as np
@@ -345,7 +345,7 @@ def _sums(builder: Builder, parts: Sequence[_Cotangent], own: frozenset[int]) ->
 
 def _cotangents(
     builder: Builder,
-    operation: Operation,
+    operation: Contract | Map | View | Place,
     cotangent: int,
     numbers: Mapping[int, int],
     tiles: Sequence[tuple[int, ...]],
@@ -374,6 +374,8 @@ def _cotangents(
         for value, offset, strides in operation.pieces:
             if value not in numbers:
                 found.append((value, builder.view(cotangent, offset, strides, tiles[value])))
+    else:
+        assert_never(operation)
     return found
 
 

@@ -14,7 +14,7 @@ Sums and products stay as the user put their parentheses: to change those is to 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, assert_never
 
 from jaxmagma.functions import COMMUTATIVE
 from jaxmagma.labels import canonical
@@ -103,9 +103,12 @@ class _Written:
         ranks = tuple([self.rank[x] for x in operation.operands])
         if isinstance(operation, Gather):
             return "gather", ranks, operation.tile, operation.atomic
-        function = operation.function if isinstance(operation, Map) else ""
         labels = tuple([own for _, own in operation.terms])
-        return "", function, ranks, labels, operation.output, operation.sizes
+        if isinstance(operation, Contract):
+            return "", "", ranks, labels, operation.output, operation.sizes
+        if isinstance(operation, Map):
+            return "", operation.function, ranks, labels, operation.output, operation.sizes
+        assert_never(operation)
 
     def _unmoved(self, number: int) -> int:
         """The value itself, or the one that it is with its axes in another order."""
