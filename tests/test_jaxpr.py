@@ -90,6 +90,12 @@ def test_a_table_of_a_tensor_product_is_applied_axis_by_axis() -> None:
     assert_close(jax.jit(jm.fuse(mass))(u), jax.vmap(mass)(u))
 
 
+def test_weights_of_a_tensor_product_are_known() -> None:
+    weights = np.random.default_rng(0).uniform(size=5)
+    program = read(lambda u: u * jnp.einsum("x,y,z->xyz", weights, weights, weights), (5, 5, 5))
+    assert [type(x) for x in program.operations] == [Map]
+
+
 FUNCTIONS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "dot with batch": (lambda a, b: jnp.einsum("bij,bjk->bik", a, b), [(5, 2, 3), (5, 3, 6)]),
     "outer": (lambda a, b: jnp.outer(a, b), [(2,), (3,)]),

@@ -28,12 +28,14 @@ def labels_of(dimension_numbers: Any, left_rank: int, right_rank: int) -> tuple[
 def makes_table(equation: JaxprEqn, dtype: np.dtype) -> bool:
     """Whether known arrays are multiplied to a larger one, as a basis and weights are.
 
-    That is none of the known ones: the plan may apply one after the other to an element.
+    That is none of the known ones: the plan may apply one after the other to an element. Products
+    of vectors are weights themselves.
     """
     if equation.primitive.name != "dot_general":
         return False
     made, *given = [aval(x) for x in (*equation.outvars, *equation.invars)]
-    return made.dtype == dtype and made.size > max(x.size for x in given)
+    larger = made.dtype == dtype and made.size > max(x.size for x in given)
+    return larger and min(len(x.shape) for x in given) > 1
 
 
 def dot_general(reader: Tiles, equation: JaxprEqn, left: Read, right: Read) -> Read:
