@@ -34,8 +34,9 @@ def makes_table(equation: JaxprEqn, dtype: np.dtype) -> bool:
     if equation.primitive.name != "dot_general":
         return False
     made, *given = [aval(x) for x in (*equation.outvars, *equation.invars)]
-    larger = made.dtype == dtype and made.size > max(x.size for x in given)
-    return larger and min(len(x.shape) for x in given) > 1
+    if any(x.dtype != dtype for x in (made, *given)):
+        return False
+    return made.size > max(x.size for x in given) and min(len(x.shape) for x in given) > 1
 
 
 def dot_general(reader: Tiles, equation: JaxprEqn, left: Read, right: Read) -> Read:
