@@ -1,18 +1,19 @@
 // Products of tiles.
 //
-// A matrix is a pointer and two strides, so the four transposition modes NN, NT, TN and TT are one
-// function. If it points to constant memory, the threads of a warp read each value together, to a
-// register that they share.
+// A matrix is a pointer, or what is used like one, and two strides, so the four transposition modes
+// NN, NT, TN and TT are one function. If it points to constant memory, the threads of a warp read
+// each value together, to a register that they share.
 #pragma once
 
 #include "complex.cuh"
+#include "constant.cuh"
 #include "tile.cuh"
 
 namespace jaxmagma {
 
 // y[m] = sum_k matrix[m, k] x[k]
-template <int M, int K, int ROW, int COLUMN, class S, class T>
-__device__ __forceinline__ Fibre<T, M> gemm(const S* matrix, const Fibre<T, K>& x) {
+template <int M, int K, int ROW, int COLUMN, class Matrix, class T>
+__device__ __forceinline__ Fibre<T, M> gemm(Matrix matrix, const Fibre<T, K>& x) {
   static_assert(M == 1 || ROW > 0, "rows lie apart");
   static_assert(K == 1 || COLUMN > 0, "columns lie apart");
   Fibre<T, M> y;
@@ -29,8 +30,8 @@ __device__ __forceinline__ Fibre<T, M> gemm(const S* matrix, const Fibre<T, K>& 
 // The same with half the multiplications, for matrix[M - 1 - m, K - 1 - k] = SIGN matrix[m, k]: of
 // even and odd halves, with matrix[m, k] = even[m, k] + odd[m, k] in its first rows and columns and
 // matrix[m, K - 1 - k] = even[m, k] - odd[m, k]. They stand at `halves` + EVEN and + ODD.
-template <int SIGN, int M, int K, int ROW, int COLUMN, int EVEN, int ODD, class S, class T>
-__device__ __forceinline__ Fibre<T, M> split_gemm(const S* halves, const Fibre<T, K>& x) {
+template <int SIGN, int M, int K, int ROW, int COLUMN, int EVEN, int ODD, class Matrix, class T>
+__device__ __forceinline__ Fibre<T, M> split_gemm(Matrix halves, const Fibre<T, K>& x) {
   static_assert(M > 1 && K > 1 && (SIGN == 1 || SIGN == -1), "both halves have values");
   constexpr int kRows = (M + 1) / 2, kColumns = (K + 1) / 2;
   Fibre<T, kColumns> sum;
@@ -59,7 +60,7 @@ __device__ __forceinline__ Fibre<T, M> split_gemm(const S* halves, const Fibre<T
   if constexpr (M % 2 == 1) y[M / 2] = same[M / 2];
   // The middle of the matrix is zero, but zero times infinity or NaN is not.
   if constexpr (SIGN < 0 && M % 2 == 1 && K % 2 == 1) {
-    const S middle = halves[EVEN + M / 2 * ROW + K / 2 * COLUMN];
+    const auto middle = halves[EVEN + M / 2 * ROW + K / 2 * COLUMN];
     y[M / 2] = multiply_add(middle, x[K / 2], y[M / 2]);
   }
   return y;  // (M)

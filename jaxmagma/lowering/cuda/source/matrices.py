@@ -121,7 +121,7 @@ class Matrices:
             # Zeros that leave groups of values where they begin.
             itemsize = self.block.ends.dtype.itemsize
             times = f"{GROUP // itemsize} * " if itemsize < WORD else ""
-            return f"bank.m{tile} + {times}bank.zero[{self.uses - 1}]{self.again}"
+            return f"constant(bank.m{tile} + {times}bank.zero[{self.uses - 1}]{self.again})"
         place = f"table.t{tile}" if self.block.ends.is_constant(tile) else f"g{tile}_"
         return place + self.again
 
