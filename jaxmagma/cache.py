@@ -48,6 +48,12 @@ def path(name: str) -> Path | None:
     return Path(folder) / name if folder else None
 
 
+def is_kept() -> bool:
+    """Whether entries are kept at all."""
+    module = _module()
+    return module is not None and bool(module.folder()) and not module.refusal()
+
+
 def _module() -> Any:
     """The native module, if there is one.  Of a folder that is not used the user hears once."""
     module = _loaded()

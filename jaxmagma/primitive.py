@@ -19,7 +19,7 @@ import numpy as np
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir, xla
 
-from jaxmagma import assembly, calculus, internals, partition, reference
+from jaxmagma import ahead, assembly, calculus, internals, partition, reference
 from jaxmagma.lowering import lower
 from jaxmagma.lowering.division import divide
 from jaxmagma.lowering.kernel import Declined, Kernel
@@ -392,13 +392,16 @@ def _lower_program(platform: str) -> Callable[..., Any]:
         if partition.needs_partitioning(ctx):
             function = functools.partial(_partitioned_kernel, program)
             return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
-        return _call(kernel, ctx, operands)
+        return _call(kernel, platform, ctx, operands)
 
     return rule
 
 
-def _call(kernel: Kernel, ctx: mlir.LoweringRuleContext, operands: Sequence[Any]) -> Any:
+def _call(
+    kernel: Kernel, platform: str, ctx: mlir.LoweringRuleContext, operands: Sequence[Any]
+) -> Any:
     """The results of a kernel on one device."""
+    ahead.begin(kernel, platform)
     scratch = [jax.core.ShapedArray(shape, dtype) for shape, dtype in kernel.workspace]
     call = jax.ffi.ffi_lowering(kernel.target)
     with_scratch = ctx.replace(avals_out=[*ctx.avals_out, *scratch])
@@ -413,7 +416,7 @@ def _lower_kernel(platform: str) -> Callable[..., Any]:
             # The whole batch gained from a kernel, but this device's share is too small for one.
             function = functools.partial(reference.evaluate, program)
             return partition.lower_without_mesh(function, multiple_results=True)(ctx, *operands)
-        return _call(kernel, ctx, operands)
+        return _call(kernel, platform, ctx, operands)
 
     return rule
 

@@ -19,7 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxmagma as jm
 from fem_demo import basis
+from jaxmagma import choices
 from jaxmagma.builder import Builder
 from jaxmagma.calculus import transpose
 from jaxmagma.lowering.cuda import lower, planned
@@ -921,3 +923,24 @@ def test_threads_that_want_one_kernel_compile_it_once(monkeypatch: pytest.Monkey
 
     seconds(1)  # the compiler is loaded
     assert seconds(8) < 4 * seconds(1)
+
+
+@pytest.mark.nvrtc
+def test_kernels_are_compiled_when_they_are_lowered(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native()
+    monkeypatch.setattr(choices, "architecture", lambda platform: "sm_90")
+
+    def lower_another(folder: str) -> None:
+        monkeypatch.setenv("JAXMAGMA_CACHE_DIR", folder)
+        function = jax.jit(lambda b, u: jm.einsum("xa,yb,eab->exy", b, b, u))
+        arrays = [jax.ShapeDtypeStruct(shape, np.float32) for shape in ((4, 3), (1000, 3, 3))]
+        function.trace(*arrays).lower(lowering_platforms=("cuda",))
+
+    lower_another("off")  # nobody would find what is compiled
+    lower_another(str(cache))
+    began = time.monotonic()
+    while not list(cache.glob("*.cubin")):
+        assert time.monotonic() < began + 60, "nobody compiles it"
+        time.sleep(0.1)
