@@ -45,6 +45,9 @@ _WIDTHS = (1, 2, 3, 4, 6, 8, 12, _WIDEST)
 # second.  A table gets narrower than its widest entry where that saves more than this.
 _LAUNCH = 12_000_000
 
+# So many contributions are sorted on the host in the time for which a GPU's programs are compiled.
+_FEW = 1 << 24
+
 # Bytes of an entry of a table, of a value, and of the least that a GPU reads at once.
 _INDEX, _VALUE, _SECTOR = 4, 8, 32
 
@@ -69,11 +72,14 @@ def assembly(index: jax.Array, size: int) -> Assembly:
     """The tables of a known index for a vector of ``size`` entries; others get nothing."""
     # Not `ensure_compile_time_eval`: that would make constants of what compiled functions count.
     with jax.core.eval_context():
-        if all(x.platform == "cpu" for x in index.devices()):
+        devices = index.devices()
+        alone = len(devices) == 1
+        if all(x.platform == "cpu" for x in devices) or (alone and index.size <= _FEW):
             made = _tables(np, *_surveyed_on_host(np.asarray(index), size))
         else:
             made = _tables(jnp, *_surveyed(index, size))
-        return Assembly(tuple(jnp.asarray(x) for x in made), index.size)
+        where = index.sharding if alone and index.committed else None
+        return Assembly(tuple(jax.device_put(x, where) for x in made), index.size)
 
 
 def _tables(xp: Any, order: Any, start: Any, valence: Any, wider: Any, sectors: Any) -> list[Any]:

@@ -110,6 +110,17 @@ def arrays(getkey: GetKey) -> tuple[jax.Array, jax.Array]:
 # ---- As arguments --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("most", [2, 16, 17, 300])
+def test_tables_made_on_a_device(most: int) -> None:
+    rng = np.random.default_rng(most)
+    index = rng.integers(-1, 61, 900).astype(np.int32)
+    index[rng.permutation(900)[:most]] = 5  # an entry with so many contributions, and more
+    on_host = assembly._tables(np, *assembly._surveyed_on_host(index, 60))
+    on_device = assembly._tables(jnp, *assembly._surveyed(jnp.asarray(index), 60))
+    for ours, others in zip(on_host, on_device, strict=True):
+        np.testing.assert_array_equal(ours, others)
+
+
 @pytest.mark.parametrize("name", DERIVED)
 def test_a_mesh_as_an_argument(name: str, arrays: tuple[jax.Array, jax.Array]) -> None:
     found = jax.jit(DERIVED[name](operator))(space(), *arrays)
