@@ -1,17 +1,20 @@
 """From the functions of a problem to a discretisation and its initial state."""
 
-from functools import reduce
+from functools import partial, reduce
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jaxmagma as jm
+from fem_demo import operators
 from fem_demo.basis import ReferenceElement, bernstein, gauss_legendre
 from fem_demo.hydrodynamics import Controls, Hydrodynamics, State
 from fem_demo.mesh import BoxMesh
 from fem_demo.physics import Material
 from fem_demo.problems import Field, Problem
 from fem_demo.spaces import Numbering, number, to_nodes
-from fem_demo.tensor import evaluate, jacobian
+from fem_demo.tensor import evaluate
 
 
 ORIGIN_TOLERANCE = 1e-12
@@ -70,24 +73,24 @@ def discretise(
     element = ReferenceElement(mesh.dim, order)
     numbering = number(mesh, element)
     nodes = np.asarray(numbering.nodes)
-    x = to_nodes(nodes, mesh.positions(element.nodes), numbering.node_count)
+    positions = mesh.positions(element.nodes)  # (dim, e, nodes...)
+    x = to_nodes(nodes, positions, numbering.node_count)
     v = _velocity(mesh, element, problem, numbering)
 
     # Geometry of the initial mesh at the quadrature points.
-    points = [element.points] * mesh.dim
-    J0 = jacobian(element, points, mesh.positions(element.nodes))  # (e, points..., dim, dim)
-    volumes = np.linalg.det(J0) * element.weights  # (e, points...), |J0| w
+    at_points = jax.jit(jm.fuse(partial(operators.geometry, element), in_axes=1))
+    determinants, inverse = at_points(positions)
+    volumes = np.asarray(determinants) * element.weights  # (e, points...), |J0| w
     length = (volumes.sum() / mesh.element_count) ** (1 / mesh.dim) / order
 
     degree = element.energies_per_axis - 1
     energy_tables = [element.energy_values] * mesh.dim
     density = evaluate(energy_tables, project(mesh, degree, problem.density))
     gamma = problem.gamma(mesh.positions(np.array([0.5])))  # (e, 1, ..., 1)
-    inverse = np.moveaxis(np.linalg.inv(J0), (-2, -1), (1, 2))
     material = Material(
         mass=jnp.asarray(density * volumes),
         gamma=jnp.asarray(gamma.ravel()),
-        inverse_jacobian=jnp.asarray(inverse),
+        inverse_jacobian=inverse,
         length=jnp.asarray(length),
     )
 

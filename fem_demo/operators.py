@@ -57,6 +57,12 @@ def gradient(element: ReferenceElement, field: jax.Array) -> jax.Array:
     return jnp.stack([evaluate(slope_tables(element, g), field) for g in range(element.dim)])
 
 
+def geometry(element: ReferenceElement, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Of the Jacobian its determinant, ``(points...)``, and its inverse, ``(g, m, points...)``."""
+    J = jnp.moveaxis(gradient(element, positions), (1, 0), (-2, -1))  # dx_m / dxi_g
+    return jnp.linalg.det(J), jnp.moveaxis(jnp.linalg.inv(J), (-2, -1), (0, 1))
+
+
 def force(element: ReferenceElement, stress: jax.Array) -> jax.Array:
     """F 1: the stress tested with the gradients of the basis functions.
 
