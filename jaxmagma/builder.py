@@ -67,11 +67,13 @@ class Built:
 class _Known(NamedTuple):
     """What is known of a value.
 
-    ``stack`` is the axis and the tiles of one that is a stack.
+    ``constant``: it depends on constants alone; ``stack`` is the axis and the tiles of one that is
+    a stack.
     """
 
     batch: frozenset[int]
     dtype: np.dtype
+    constant: bool
     stack: tuple[int, tuple[int, ...]] | None = None
 
 
@@ -111,8 +113,7 @@ class Builder:
 
     def is_known(self, value: int) -> bool:
         """Whether a value depends on constants alone."""
-        read = (self._values[n] for n in needed(self._values[: value + 1], {value}))
-        return all(x.constant is not None for x in read if isinstance(x, Input))
+        return self._known[value].constant
 
     def known(self, value: int) -> np.ndarray | None:
         """The array that a value is, if that is a constant, or one that is repeated."""
@@ -134,7 +135,8 @@ class Builder:
 
     def input(self, operand: Input) -> int:
         self._values.append(operand)
-        self._known.append(_Known(frozenset(operand.batch), operand.dtype))
+        constant = operand.constant is not None
+        self._known.append(_Known(frozenset(operand.batch), operand.dtype, constant))
         return len(self._values) - 1
 
     def constant(self, array: np.ndarray) -> int:
@@ -739,7 +741,8 @@ class Builder:
                     batch |= x.batch
             stack = self._stack(operation) if isinstance(operation, Place) else None
             self._values.append(operation)
-            self._known.append(_Known(batch, dtype, stack))
+            constant = all(x.constant for x in operands)
+            self._known.append(_Known(batch, dtype, constant, stack))
             number = self._numbers[key] = len(self._values) - 1
         return number
 

@@ -112,6 +112,8 @@ class _Segment:
             self.tile(x, _Use.PLACE if n in places else _Use.VALUE) for n, x in enumerate(operands)
         ]
         results = self.reader.equation(line.equation, read)
+        if not any(isinstance(x, Tile) for x in results):
+            return list(results)  # known, so no line of the program
         numbers = [
             self._number(x, kind) if isinstance(x, jax.Array | Gathered) else x
             for x, kind in zip(operands, line.kinds, strict=True)

@@ -16,7 +16,7 @@ from jaxmagma.jaxpr import POINTWISE, RULES, Reader, Tile, Unsupported, inner_ja
 from jaxmagma.plan import plan
 from jaxmagma.program import ElementProgram, Input, Map, Output
 from tests.einsums import assert_close
-from tests.jaxprs import equations
+from tests.jaxprs import equations, programs
 
 
 F64 = np.dtype(np.float64)
@@ -88,6 +88,31 @@ def test_a_table_of_a_tensor_product_is_applied_axis_by_axis() -> None:
     assert plan(program).flops == 2 * 2 * sweeps + 6**3
     u = jnp.asarray(rng.uniform(size=(3, 4, 4, 4)))
     assert_close(jax.jit(jm.fuse(mass))(u), jax.vmap(mass)(u))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda table: jnp.sort(table, axis=0),
+        lambda table: table / jnp.max(jnp.abs(table)),
+        lambda table: jnp.linalg.solve(table.T @ table, table.T).T,
+        lambda table: table[jnp.argsort(table[:, 0])],
+    ],
+    ids=["sorted", "of norm one", "inverse", "in order"],
+)
+def test_a_function_of_a_table_of_a_tensor_product_is_known(
+    function: Callable[[jax.Array], jax.Array],
+) -> None:
+    b = np.random.default_rng(0).uniform(size=(6, 4))
+
+    def evaluated(u: jax.Array) -> jax.Array:
+        table = jnp.einsum("xa,yb->xyab", b, b).reshape(36, 16)
+        return jnp.tanh(function(table) @ u)
+
+    assert len(operations(evaluated, (16,))) < 7  # a table is one value, however it is made
+    u = jnp.asarray(np.random.default_rng(1).uniform(size=(3, 16)))
+    (program,) = programs(jm.fuse(evaluated), u)
+    assert_close(reference.evaluate(program, u)[0], jax.vmap(evaluated)(u))
 
 
 def test_weights_of_a_tensor_product_are_known() -> None:

@@ -10,6 +10,13 @@ from jaxmagma.jaxpr.tiles import LARGEST_COMPONENT, Read, Tile, Tiles
 from jaxmagma.labels import letters
 
 
+# What a product of tables goes through, and is one still.
+OF_TABLES = frozenset(
+    "dot_general mul div neg transpose reshape squeeze expand_dims broadcast_in_dim concatenate "
+    "slice convert_element_type copy".split()
+)
+
+
 def labels_of(dimension_numbers: Any, left_rank: int, right_rank: int) -> tuple[str, str, str]:
     """The labels of two factors of so many axes, and of their product."""
     (left_summed, right_summed), (left_batch, right_batch) = dimension_numbers

@@ -10,7 +10,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jaxmagma import integers
 from jaxmagma.functions import ROUNDINGS
 from jaxmagma.jaxpr.calls import inner_jaxpr
-from jaxmagma.jaxpr.contractions import makes_table
+from jaxmagma.jaxpr.contractions import OF_TABLES, makes_table
 from jaxmagma.jaxpr.equations import Unsupported, aval, interpreted, is_empty, is_extended
 from jaxmagma.jaxpr.known import evaluated
 from jaxmagma.jaxpr.narrow import is_rounded, narrower
@@ -33,8 +33,9 @@ class Reader(Tiles):
         inner = inner_jaxpr(equation)
         if inner is not None:
             return self.jaxpr(inner, operands)
-        if not any(isinstance(x, Tile) for x in operands) and not makes_table(equation, self.dtype):
-            return list(evaluated(equation, operands))
+        if self._is_known(equation, operands):
+            given = zip(operands, equation.invars, strict=True)
+            return list(evaluated(equation, [self.array(x, aval(y).dtype) for x, y in given]))
         if made and all(map(is_empty, made)):
             return [np.zeros(x.shape, x.dtype) for x in made]
         limits = None if name in NESTED else self.check_dtypes(equation, operands)
@@ -62,6 +63,16 @@ class Reader(Tiles):
             elif name not in NESTED and is_rounded(self, equation, operands, own.dtype):
                 checked[n] = self.emit(ROUNDINGS[np.dtype(own.dtype)], read)
         return checked
+
+    def _is_known(self, equation: JaxprEqn, operands: Sequence[Read]) -> bool:
+        """Whether its results are known arrays, as those of all are that know their operands.
+
+        But a table that is a product stays one, and may be applied factor by factor.
+        """
+        tiles = [x.value for x in operands if isinstance(x, Tile)]
+        if not tiles:
+            return not makes_table(equation, self.dtype)
+        return equation.primitive.name not in OF_TABLES and all(map(self.builder.is_known, tiles))
 
     def _checked(self, name: str, read: Any, own: Any) -> Read:
         """A result, if it has the shape that it has in JAX; what is known has its dtype, too."""

@@ -10,11 +10,12 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from jaxmagma import integers
+from jaxmagma import integers, reference
 from jaxmagma.builder import Builder
 from jaxmagma.functions import COMPARISONS, COMPLEX_FUNCTIONS, evaluate
 from jaxmagma.jaxpr.equations import Unsupported
 from jaxmagma.labels import letters, repeated
+from jaxmagma.program import Output
 
 
 # Values taken apart, or small matrices multiplied, one by one.
@@ -194,6 +195,15 @@ class Tiles(ABC):
         """What a value is, if it is known."""
         constant = self.builder.known(read.value) if isinstance(read, Tile) else None
         return read if constant is None else constant
+
+    def array(self, read: Read, dtype: np.dtype) -> np.ndarray:
+        """The array that a value is in JAX which depends on constants alone."""
+        if not isinstance(read, Tile):
+            return np.asarray(read)
+        program = self.builder.build([Output(read.value, ())]).program
+        with jax.ensure_compile_time_eval():
+            (array,) = reference.evaluate(program)
+            return np.asarray(array).astype(dtype)
 
     def relabel(self, read: Read, labels: str, output: str, tile: Sequence[int]) -> Read:
         """A value with axes ``labels``, transposed and repeated as a tile with axes ``output``."""
