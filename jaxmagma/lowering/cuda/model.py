@@ -52,8 +52,10 @@ ROW_VALUES = 11
 # One warp has registers for so many of sums, and a multiprocessor for so many warps then.
 WARP_SUMS = 24
 WARPS_WITH_SUMS = 8
-# What a multiprocessor asks for of the elements after these, at most: more is gone when it is read.
+# What a multiprocessor asks for of the elements after these, and of these for later stages, at
+# most: more is gone when it is read.
 ASKED_BYTES = 96 << 10
+ASKED_LATER_BYTES = 224 << 10
 
 
 def choose(
@@ -86,7 +88,8 @@ def _choose(
         given = parameters.min_blocks
         few = _least_blocks(block) if given is None else given
         if bytes_ <= most and not (_may_fetch(block, parameters) and _is_alone(block, few)):
-            return replace(block, min_blocks=few, prefetch=_wants_prefetch(block))
+            block = replace(block, min_blocks=few)
+            return replace(block, prefetch=_wants_prefetch(block))
     count = block.elements
     return Declined(
         f"{'one element needs' if count == 1 else f'{count} elements need'} "
@@ -235,20 +238,26 @@ def _waits(block: Block) -> bool:
 
 
 def _wants_prefetch(block: Block) -> bool:
-    """Whether to ask for what is read later, and for sums of what the elements after these have.
+    """Whether to ask for what later stages read; for sums, for what the elements after these have.
 
-    All multiprocessors share a cache. What the next elements have must fit there beside what these
-    read and write, or either is gone when it is read. Warps that have elements of their own have
-    little of both.
+    All multiprocessors share a cache. What they ask for must fit there beside what they read and
+    write meanwhile, or it is gone when it is read. Warps that have elements of their own have
+    little of both, and complex products take longer than memory.
     """
-    ends = block.ends
-    if not ends.summed or block.schedule.alone:
+    ends, schedule = block.ends, block.schedule
+    if schedule.alone or (ends.dtype.kind == "c" and not ends.summed):
         return True
-    read = block.schedule.everything_read - ends.gathered
-    tiles = [block.plan.tiles[x] for x in read if x < ends.inputs]
+    if ends.summed:
+        read, most = schedule.everything_read, ASKED_BYTES
+        blocks = min(block.resident, max(1, BUSY_THREADS // block.threads))
+    else:
+        first = {x for stage in schedule.stages[:1] for x in schedule.read(stage)}
+        first.update(block.transfers.fetched)
+        read, most = schedule.everything_read - first, ASKED_LATER_BYTES
+        blocks = block.min_blocks if block.min_blocks > 1 else block.resident
+    tiles = [block.plan.tiles[x] for x in read - ends.gathered if x < ends.inputs]
     values = block.elements * sum(x.size for x in tiles if x.batched)
-    blocks = min(block.resident, max(1, BUSY_THREADS // block.threads))
-    return blocks * values * ends.dtype.itemsize <= ASKED_BYTES
+    return blocks * values * ends.dtype.itemsize <= most
 
 
 # ---- Other ways ----------------------------------------------------------------------------------

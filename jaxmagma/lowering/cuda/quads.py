@@ -28,9 +28,10 @@ COMPLEX_VALUES = 8
 COMPLEX_SHARE = 0.7
 COMPLEX_REGISTERS = 88
 MOST_COMPLEX_REGISTERS = 150
-# Symmetric matrices are multiplied half by half where so many multiply-adds for each value of
-# memory take time; by tensor cores if they are so large: lesser halves leave much of a piece empty.
-MANY_PRODUCTS = 10
+# More multiply-adds than so many for each value of memory take time. Only then symmetric matrices
+# are multiplied half by half, by tensor cores if they are so large: lesser halves leave much of a
+# piece empty. And only then tensor cores are worth more than the registers of threads.
+MANY_PRODUCTS = 12
 SPLIT_BY_QUADS = 13
 
 
@@ -79,7 +80,7 @@ def _multiplies_much(ends: Ends) -> bool:
     products = sum(math.prod(step.extents.values()) for step in steps)
     read = {x for step in plan.steps for x in step.operands if ends.is_outside(x)}
     tiles = [*{ends.origin(x).tile for x in read}, *(plan.results[out] for out in ends.stored)]
-    return products >= MANY_PRODUCTS * sum(plan.tiles[x].size for x in tiles)
+    return products > MANY_PRODUCTS * sum(plan.tiles[x].size for x in tiles)
 
 
 # ---- Tensor cores --------------------------------------------------------------------------------
@@ -94,6 +95,8 @@ def _wants_quads(schedule: Schedule, limits: Limits) -> bool:
         return True
     if schedule.ends.dtype.kind == "c":
         return _wants_complex_quads(plan, sweeps, limits)
+    if not _multiplies_much(schedule.ends):
+        return False
     few = -(-max((x.count for x in sweeps), default=0) // 8) <= FEW_OCTETS
     most = ALONE_REGISTERS if few or _share(sweeps, limits) > 1 else THREAD_REGISTERS
     return any(_longest(x) >= FEW_VALUES and live_registers(plan, x, {}) > most for x in sweeps)
