@@ -4,6 +4,7 @@ XLA asks for them one after the other, when all else of an executable is done.  
 on disk by then, or it waits for who is compiling it.
 """
 
+import contextlib
 import functools
 from concurrent.futures import ThreadPoolExecutor
 
@@ -25,7 +26,9 @@ def begin(kernel: Kernel, platform: str) -> None:
 def _begin(source: str, architecture: str, platform: str) -> None:
     module = native.load(platform)
     if not isinstance(module, str):
-        _threads().submit(module.specialise, source, architecture)
+        # When the process ends no thread is to be had.
+        with contextlib.suppress(RuntimeError):
+            _threads().submit(module.specialise, source, architecture)
 
 
 @functools.cache
