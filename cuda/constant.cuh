@@ -1,8 +1,9 @@
 // Matrices in constant memory that are read anew for each use.
 //
 // Their places are unknown to the compiler, and so, for all it knows, any store might change them:
-// to ask that of every load took half of its time. Of an instruction that it does not see through
-// it asks nothing; a volatile one it leaves where it is, and does not take out of a loop.
+// to ask that of every load took it a third of its time (benchmarks/results/compiling-epyc.txt). Of
+// an instruction that it does not see through it asks nothing; a volatile one it leaves where it
+// is, and does not take out of a loop.
 #pragma once
 
 #include "complex.cuh"

@@ -17,8 +17,10 @@ def begin(kernel: Kernel, platform: str) -> None:
 
     Who asks for the kernel hears of errors.
     """
+    if not kernel.source:
+        return
     architecture = choices.architecture(platform)
-    if kernel.source and architecture and cache.is_kept():
+    if architecture and cache.is_kept():
         _begin(kernel.source, architecture, platform)
 
 

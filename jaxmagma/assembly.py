@@ -45,7 +45,8 @@ _WIDTHS = (1, 2, 3, 4, 6, 8, 12, _WIDEST)
 # second.  A table gets narrower than its widest entry where that saves more than this.
 _LAUNCH = 12_000_000
 
-# So many contributions are sorted on the host in the time for which a GPU's programs are compiled.
+# So many contributions are sorted on the host in the time for which a GPU's programs are compiled
+# (benchmarks/results/compiling-epyc.txt).
 _FEW = 1 << 24
 
 # Bytes of an entry of a table, of a value, and of the least that a GPU reads at once.

@@ -53,7 +53,7 @@ ROW_VALUES = 11
 WARP_SUMS = 24
 WARPS_WITH_SUMS = 8
 # What a multiprocessor asks for of the elements after these, and of these for later stages, at
-# most: more is gone when it is read.
+# most: more is gone when it is read (benchmarks/results/rules-h200.txt).
 ASKED_BYTES = 96 << 10
 ASKED_LATER_BYTES = 224 << 10
 

@@ -30,7 +30,8 @@ COMPLEX_REGISTERS = 88
 MOST_COMPLEX_REGISTERS = 150
 # More multiply-adds than so many for each value of memory take time. Only then symmetric matrices
 # are multiplied half by half, by tensor cores if they are so large: lesser halves leave much of a
-# piece empty. And only then tensor cores are worth more than the registers of threads.
+# piece empty. And only then tensor cores are worth more than the registers of threads
+# (benchmarks/results/rules-h200.txt).
 MANY_PRODUCTS = 12
 SPLIT_BY_QUADS = 13
 
