@@ -37,7 +37,7 @@ from jaxmagma.program import (
     renumbered,
 )
 from jaxmagma.pruning import needed
-from jaxmagma.simpler import ZERO, simpler
+from jaxmagma.simpler import ZERO, is_all, simpler
 from jaxmagma.strides import Box, box_of, composed_view, matching_axes, places, row_major
 
 
@@ -170,6 +170,11 @@ class Builder:
             return self.zero(tuple([extents[x] for x in output]), self.dtype(terms[0][0]))
         if len(terms) == 1 and terms[0][1] == output:
             return terms[0][0]
+        for n, (value, labels) in enumerate(terms):
+            others = [*terms[:n], *terms[n + 1 :]]
+            carried = {x for _, own in others for x in own}
+            if set(labels) <= carried and is_all(self, value, 1):
+                return self.contract(others, output, extents)
         own = [set(labels) for _, labels in terms]
         everywhere = all(len(x) == len(labels) for x, (_, labels) in zip(own, terms, strict=True))
         if len(terms) > 1 and everywhere and set(output) in own and set.union(*own) == set(output):

@@ -8,14 +8,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jaxmagma.labels import letters
-from jaxmagma.plan import Middle, Plan, Pointwise, Product, Step, Tile, plan, renumbered
+from jaxmagma.memo import remembered
+from jaxmagma.plan import Middle, Plan, Pointwise, Product, Step, Tile, candidates, renumbered
 from jaxmagma.plan import alternatives as plan_alternatives
 from jaxmagma.program import ElementProgram
 
 
+@remembered
 def planned(program: ElementProgram, middle: Middle = "second") -> Plan:
-    """The plan of a program, factored."""
-    return factored(plan(program, middle))
+    """The plan of a program that is the best when it is factored."""
+    return min(map(factored, candidates(program, middle)), key=lambda x: x.cost)
 
 
 def alternatives(program: ElementProgram) -> tuple[Plan, ...]:

@@ -261,7 +261,7 @@ class Plan:
 @remembered
 def plan(program: ElementProgram, middle: Middle = "second") -> Plan:
     """Chooses the order of every contraction of ``program``."""
-    return min(_planned(program, middle, narrow=False), key=lambda x: x.cost)
+    return min(candidates(program, middle), key=lambda x: x.cost)
 
 
 @remembered
@@ -272,18 +272,19 @@ def alternatives(program: ElementProgram) -> tuple[Plan, ...]:
     larger than all operands and results, there are some among them that do not.
     """
     best = plan(program)
-    others = _planned(program, middle="second", narrow=False)
+    others = candidates(program, "second")
     if best.is_wide:
-        others += _planned(program, middle="second", narrow=True)
+        others += candidates(program, "second", narrow=True)
     different = {x.flops: x for x in reversed(others) if x.flops != best.flops}
     return tuple(different[flops] for flops in sorted(different))
 
 
-def _planned(program: ElementProgram, middle: Middle, narrow: bool) -> list[Plan]:
-    """The plans of which the best is taken."""
+def candidates(program: ElementProgram, middle: Middle, narrow: bool = False) -> list[Plan]:
+    """The plans of which the best is taken; without tiles that are wide, if ``narrow``."""
     merged = _merged(program)
     several = sum(isinstance(x, Contract) for x in merged) > 1
-    ways = dict.fromkeys(turned(program, x) for x in (merged, program.operations))
+    every = (merged, program.operations, _merged(program, multiplications=True))
+    ways = dict.fromkeys(turned(program, x) for x in dict.fromkeys(every))
     return [
         _Planner(program, x, reuse, middle, narrow).plan()
         for reuse in (False, True)[: 1 + several]
@@ -545,25 +546,32 @@ def _best_run(
 # ---- Contractions of contractions ----------------------------------------------------------------
 
 
-def _merged(program: ElementProgram) -> tuple[Operation, ...]:
+def _merged(program: ElementProgram, multiplications: bool = False) -> tuple[Operation, ...]:
     """The operations, every contraction of contractions written as one.
 
-    Its order is then ours to choose, and what several share is found again where it is the same
-    step.  Numbers of values stay; a contraction that nothing reads any more is a dead step.
+    Of values that are multiplied point by point, too, if ``multiplications`` count as such.  The
+    order is then ours to choose, and what several share is found again where it is the same step.
+    Numbers of values stay; a contraction that nothing reads any more is a dead step.
     """
     first = len(program.inputs)
     operations = list(program.operations)
-    for number, operation in enumerate(operations):
-        if not isinstance(operation, Contract) or len(operation.terms) < 2:
+    products: dict[int, Contract] = {}
+    for number, operation in enumerate(operations, start=first):
+        product = operation
+        if multiplications and isinstance(operation, Map) and operation.function == "mul":
+            product = contraction(operation.terms, operation.output, operation.extents)
+        if not isinstance(product, Contract) or len(product.terms) < 2:
             continue
-        for value in operation.operands:
-            inner = operations[value - first] if value >= first else None
-            if isinstance(inner, Contract) and _is_product(inner):
-                if operation.operands.count(value) > 1:
+        for value in product.operands:
+            inner = products.get(value)
+            if inner is not None and _is_product(inner):
+                if product.operands.count(value) > 1:
                     continue
-                if len(operation.terms) + len(inner.terms) - 1 <= _MOST_MERGED:
-                    operation = _inlined(operation, value, inner)
-        operations[number] = operation
+                if len(product.terms) + len(inner.terms) - 1 <= _MOST_MERGED:
+                    product = _inlined(product, value, inner)
+        products[number] = product
+        if isinstance(operation, Contract):
+            operations[number - first] = product
     return tuple(operations)
 
 
@@ -699,6 +707,7 @@ class _Planner:
     def contract(self, operation: Contract, values: Mapping[int, int]) -> int:
         terms = [(values[value], labels) for value, labels in operation.terms]
         terms = [self._own_labels_summed(n, terms, operation.output) for n in range(len(terms))]
+        terms = self._with_numbers(operation, terms)
         fewer = self._with_made(operation, terms) if self.reuse else terms
         if len(fewer) == len(terms) or len(fewer) > _FEW_TERMS:
             return self._contract(operation, terms)
@@ -815,6 +824,15 @@ class _Planner:
             return terms[number]
         extents = dict(zip(labels, self.tiles[value].shape, strict=True))
         return self.add(_canonical_rearrange(value, labels, kept, extents)), kept
+
+    def _with_numbers(self, operation: Contract, terms: Terms) -> Terms:
+        """The terms, a number that all elements share multiplied with the least that they share."""
+        while True:
+            shared = [n for n, (value, _) in enumerate(terms) if not self.tiles[value].batched]
+            number, *others = sorted(shared, key=lambda n: self.tiles[terms[n][0]].size) or [0]
+            if not others or self.tiles[terms[number][0]].size > 1:
+                return terms
+            terms = self._multiplied(operation, terms, number, others[0])
 
     def _pair(
         self, operation: Contract, terms: Terms, first: int, second: int

@@ -34,7 +34,7 @@ def simpler(values: Values, function: str, terms: Terms) -> Simpler:
     return None if rule is None else rule(values, terms)
 
 
-def _is_all(values: Values, value: int, number: int) -> bool:
+def is_all(values: Values, value: int, number: int) -> bool:
     """Whether a value is a constant, all of whose entries are that number."""
     known = values.known(value)
     return known is not None and bool((known == number).all())
@@ -61,16 +61,16 @@ def _sum(values: Values, terms: Terms) -> Simpler:
     left, right = terms
     if values.is_zero(left[0]) and values.is_zero(right[0]):
         return ZERO
-    if _is_all(values, right[0], 0):
+    if is_all(values, right[0], 0):
         return None, [left]
-    return (None, [right]) if _is_all(values, left[0], 0) else None
+    return (None, [right]) if is_all(values, left[0], 0) else None
 
 
 def _difference(values: Values, terms: Terms) -> Simpler:
     left, right = terms
     if values.is_zero(left[0]):
         return ZERO if values.is_zero(right[0]) else ("neg", [right])
-    return (None, [left]) if _is_all(values, right[0], 0) else None
+    return (None, [left]) if is_all(values, right[0], 0) else None
 
 
 def _negative(values: Values, terms: Terms) -> Simpler:
@@ -108,7 +108,7 @@ def _quotient(values: Values, terms: Terms) -> Simpler:
     left, right = terms
     if values.is_zero(left[0]):
         return ZERO
-    return (None, [left]) if _is_all(values, right[0], 1) else None
+    return (None, [left]) if is_all(values, right[0], 1) else None
 
 
 def _choice(values: Values, terms: Terms) -> Simpler:

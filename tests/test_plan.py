@@ -7,14 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 import hypothesis
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import jaxmagma as jm
 from jaxmagma import calculus, functions, reference
 from jaxmagma.builder import Builder
 from jaxmagma.einsum import FusedCall, capture
+from jaxmagma.factoring import planned
 from jaxmagma.plan import (
     Middle,
     Plan,
@@ -26,6 +30,7 @@ from jaxmagma.plan import (
     plan,
 )
 from jaxmagma.program import Contract, ElementProgram, Input, Output
+from jaxmagma.tune.tuner import programs
 from tests.cuda_programs import gradient, mass
 from tests.einsums import ELEMENTS, PROGRAMS, assert_close, fused_calls
 
@@ -295,6 +300,29 @@ def test_gradients_use_what_others_have_made() -> None:
     )
     products, points = 4, 3
     assert plan(gradient).flops == (modes + products) * 2 * 4**3 + points * 4**2
+
+
+def test_the_hessian_of_an_energy_costs_what_its_matrix_does() -> None:
+    """A product of the Jacobian with itself is seen across weights, numbers and parentheses."""
+    rng = np.random.default_rng(0)
+    table = jnp.asarray(rng.normal(size=(3, 11, 20)))
+
+    def matrix(jacobian: jax.Array, weights: jax.Array) -> jax.Array:
+        return jnp.einsum("dqi,df,q,gf,gqj->ij", table, jacobian, weights, jacobian, table)
+
+    def hessian(jacobian: jax.Array, weights: jax.Array) -> jax.Array:
+        def energy(u: jax.Array) -> jax.Array:
+            gradient = jnp.einsum("dqi,i->qd", table, u) @ jacobian
+            return 0.5 * jnp.einsum("q,qf->", weights, gradient**2)
+
+        return jax.hessian(energy)(jnp.zeros(20))
+
+    arguments = jnp.asarray(rng.normal(size=(5, 3, 3))), jnp.asarray(rng.normal(size=(5, 11)))
+    flops = []
+    for function in matrix, hessian:
+        ((program, _),) = programs(jm.fuse(function), *arguments)
+        flops.append(planned(program).flops)
+    assert flops[0] == flops[1]
 
 
 def test_names_of_labels_make_no_difference() -> None:
