@@ -559,7 +559,8 @@ def _merged(program: ElementProgram, multiplications: bool = False) -> tuple[Ope
     for number, operation in enumerate(operations, start=first):
         product = operation
         if multiplications and isinstance(operation, Map) and operation.function == "mul":
-            product = contraction(operation.terms, operation.output, operation.extents)
+            if any(x in products for x in operation.operands):
+                product = contraction(operation.terms, operation.output, operation.extents)
         if not isinstance(product, Contract) or len(product.terms) < 2:
             continue
         for value in product.operands:

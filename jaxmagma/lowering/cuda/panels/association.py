@@ -19,7 +19,8 @@ SHORTEST = 4
 
 def associations(plan: Plan) -> tuple[Plan, ...]:
     """Plans with tables last, that of the left or of the right; ``plan`` itself if it is one."""
-    return tuple(dict.fromkeys(_associated(plan, right) for right in (False, True)))
+    found = [_associated(plan, right) for right in (False, True)]
+    return tuple(dict.fromkeys([*found, _exchanged(found[0])]))
 
 
 def _associated(plan: Plan, right: bool) -> Plan:
@@ -28,6 +29,17 @@ def _associated(plan: Plan, right: bool) -> Plan:
         if isinstance(step, Product) and all(plan.tiles[x].batched for x in step.operands):
             for steps in _rewritten(plan, step, right):
                 return _associated(_with(plan, number, steps), right)
+    return plan
+
+
+def _exchanged(plan: Plan) -> Plan:
+    """A product of a table with another one and values: that other table last."""
+    for number, step in plan.numbered_steps():
+        if isinstance(step, Product):
+            batched = [plan.tiles[x].batched for x in step.operands]
+            if batched.count(True) == 1:
+                for steps in _rewritten(plan, step, right=batched[1]):
+                    return _with(plan, number, steps)
     return plan
 
 
