@@ -257,6 +257,13 @@ class Plan:
         largest = max(sizes[x] for x in (*range(len(self.program.inputs)), *self.results))
         return max(sizes) > largest
 
+    @property
+    def has_larger_tables(self) -> bool:
+        """Whether a product of what all elements share is larger than all that they share."""
+        first = len(self.program.inputs)
+        sizes = [0 if x.batched else x.size for x in self.tiles]
+        return max(sizes[first:], default=0) > max(sizes[:first], default=0)
+
 
 @remembered
 def plan(program: ElementProgram, middle: Middle = "second") -> Plan:
@@ -283,13 +290,17 @@ def candidates(program: ElementProgram, middle: Middle, narrow: bool = False) ->
     """The plans of which the best is taken; without tiles that are wide, if ``narrow``."""
     merged = _merged(program)
     several = sum(isinstance(x, Contract) for x in merged) > 1
-    every = (merged, program.operations, _merged(program, multiplications=True))
-    ways = dict.fromkeys(turned(program, x) for x in dict.fromkeys(every))
-    return [
-        _Planner(program, x, reuse, middle, narrow).plan()
-        for reuse in (False, True)[: 1 + several]
-        for x in ways
-    ]
+
+    def plans(ways: Iterable[tuple[Operation, ...]]) -> list[Plan]:
+        reuses = (False, True)[: 1 + several]
+        return [
+            _Planner(program, x, reuse, middle, narrow).plan() for reuse in reuses for x in ways
+        ]
+
+    usual = dict.fromkeys(turned(program, x) for x in (merged, program.operations))
+    products = turned(program, _merged(program, multiplications=True))
+    others = [] if products in usual else [products]
+    return plans(usual) + [x for x in plans(others) if not x.has_larger_tables]
 
 
 def one_by_one(program: ElementProgram) -> Plan:
