@@ -6,6 +6,7 @@
 * The CPU is eight devices, for the sharding tests. They share one pool of threads, and neither
   compile nor run times change measurably.
 * Where pytest-xdist is installed, each core runs a process with some of the tests; ``-n 0`` is one.
+* XLA compiles without most optimisations, unless a GPU must be there: most tests wait for it.
 * float64 is on, and both promotions are strict, so that jaxmagma never relies on implicit
   promotion itself. A test *of* promotion asks for the fixture ``standard_promotion``.
 """
@@ -49,6 +50,8 @@ if "JAXMAGMA_CACHE_DIR" not in os.environ:
 _import_installed()
 
 jax.config.update("jax_num_cpu_devices", 8)
+if os.environ.get("JAXMAGMA_REQUIRE_GPU") != "1":
+    jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -6,6 +6,7 @@ bound to JAX.
 """
 
 import contextlib
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import opt_einsum
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 from jaxmagma.functions import FUNCTIONS
@@ -28,6 +30,9 @@ Array = Any
 Rule = Callable[..., Any]
 Rounding = Callable[[JaxprEqn, Sequence[Array], bool], Sequence[Array]]
 
+
+# Of an element: more are not all in memory at once.
+_MOST_PRODUCTS = 4096
 
 # Whether programs run as kernels; and whether values have a wider range than their dtypes.
 _kernels: ContextVar[bool] = ContextVar("kernels", default=False)
@@ -241,21 +246,26 @@ def program(program: ElementProgram, *arguments: Array) -> list[Array]:
             if isinstance(operation, Contract):
                 sizes = dict(operation.sizes)
                 labels = list(sizes)
-                product: Any = None
+                terms = []
                 for value, own in operation.terms:
                     if len(set(own)) != len(own):
                         # Compositions make none: terms are then values at its places.
                         raise NotImplementedError("a diagonal")
-                    term = wide(value, own, "".join(labels))
-                    product = term if product is None else product * term
-                summed = [n for n, x in enumerate(labels) if x not in operation.output]
-                batch = product.shape[:rank]
-                product = np.broadcast_to(product, (*batch, *(sizes[x] for x in labels)))
-                if summed:  # NumPy's sum of one value adds that to zero, which has a sign
-                    product = product.sum(axis=tuple(rank + n for n in summed), dtype=product.dtype)
-                present = [x for x in labels if x in operation.output]
-                order = [rank + present.index(x) for x in operation.output]
-                made = np.transpose(product, [*range(rank), *order])
+                    terms.append(wide(value, own, "".join(labels)))
+                if math.prod(sizes.values()) > _MOST_PRODUCTS and len(terms) > 2:
+                    made = _contracted(terms, labels, operation.output, rank)
+                    made = np.broadcast_to(made, (*made.shape[:rank], *operation.tile))
+                else:
+                    product: Any = functools.reduce(np.multiply, terms)
+                    summed = [n for n, x in enumerate(labels) if x not in operation.output]
+                    batch = product.shape[:rank]
+                    product = np.broadcast_to(product, (*batch, *(sizes[x] for x in labels)))
+                    if summed:  # NumPy's sum of one value adds that to zero, which has a sign
+                        axes = tuple(rank + n for n in summed)
+                        product = product.sum(axis=axes, dtype=product.dtype)
+                    present = [x for x in labels if x in operation.output]
+                    order = [rank + present.index(x) for x in operation.output]
+                    made = np.transpose(product, [*range(rank), *order])
             elif isinstance(operation, Map):
                 terms = [wide(v, own, operation.output) for v, own in operation.terms]
                 made = _function(operation.function, *terms)
@@ -298,6 +308,22 @@ def program(program: ElementProgram, *arguments: Array) -> list[Array]:
         tile = array.shape[len(order) :]
         results.append(np.broadcast_to(array, (*(extents[n] for n in out.batch), *tile)))
     return results
+
+
+def _contracted(terms: Sequence[Array], labels: Sequence[str], output: str, rank: int) -> Array:
+    """The sum of a product of many terms, two at a time."""
+    axes = [*range(rank), *(rank + n for n in range(len(labels)))]
+    names = [opt_einsum.get_symbol(n) for n in axes]
+    operands, inputs = [], []
+    for term in terms:
+        kept = [n for n in axes if term.shape[n] > 1]
+        operands.append(np.squeeze(term, tuple(n for n in axes if n not in kept)))
+        inputs.append("".join(names[n] for n in kept))
+    carried = set().union(*inputs)
+    results = [*names[:rank], *(names[rank + labels.index(x)] for x in output)]
+    present = [x for x in results if x in carried]
+    made = opt_einsum.contract(f"{','.join(inputs)}->{''.join(present)}", *operands)
+    return np.expand_dims(made, tuple(n for n, x in enumerate(results) if x not in carried))
 
 
 def _function(name: str, *operands: Array) -> Array:
