@@ -1,6 +1,6 @@
 """What a kernel does, stage by stage (see ``sweeps``).
 
-``scheduler`` groups the steps of a plan. Around its stages come copies: what gemms read many times
+``grouping`` makes them of the steps of a plan. Around them come copies: what gemms read many times
 is *staged*, and results that would be written far apart leave through shared memory.
 """
 
@@ -10,9 +10,10 @@ from functools import cached_property
 
 from jaxmagma.lowering.cuda.accumulations import WHOLE_REGISTERS, whole_registers
 from jaxmagma.lowering.cuda.ends import Ends
+from jaxmagma.lowering.cuda.grouping import stages_of
 from jaxmagma.lowering.cuda.origins import Origin
 from jaxmagma.lowering.cuda.outers import with_outers
-from jaxmagma.lowering.cuda.scheduler import Scheduler
+from jaxmagma.lowering.cuda.steps import steps_of
 from jaxmagma.lowering.cuda.sweeps import (
     ALONG,
     Gemm,
@@ -122,7 +123,7 @@ def schedules_of(
     """
     whole = _whole_sums(ends, quads)
     kept += ends.kept_registers(whole)
-    stages = Scheduler(ends.plan, ends.skipped, quads, halves, kept).stages()
+    stages = stages_of(steps_of(ends.plan, ends.skipped, quads, halves, kept))
     made = {tile for x in stages if isinstance(x, Sweep | Gemm) for tile in made_by(x)}
 
     def schedule(staging: bool) -> Schedule:

@@ -1,4 +1,4 @@
-"""The stages of a kernel: sweeps over fibres, and what is none. ``scheduler`` finds them.
+"""The stages of a kernel: sweeps over fibres, and what is none. ``grouping`` finds them.
 
 A *fibre* is one line of a tile. In a ``Sweep`` every thread owns fibres along one label of each
 value it touches; the other labels, the *lines*, are spread over the threads. All operations that

@@ -1,0 +1,248 @@
+"""From the steps of a plan to the stages of a kernel (see ``sweeps``).
+
+Steps are grouped by list scheduling: the first step that is ready opens a sweep, and every ready
+step that fits joins it. So equal branches of a program (the interpolations of two functions, the
+three derivatives of one) go through their sweeps together and read what they share once.
+
+**Pointwise operations** join in groups that belong together, all or none, as far as the fibres that
+are then alive at once fit in registers. Where they do not, fibres are handed on through shared
+memory to a sweep of single values: one thread for each point, everything in registers. That is also
+what a program of pointwise operations alone becomes, however many they are.
+"""
+
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+
+from jaxmagma.lowering.cuda.joining import drawn_in, joined, opened, with_step
+from jaxmagma.lowering.cuda.steps import Progress, Steps
+from jaxmagma.lowering.cuda.sweeps import Assembly, Gemm, Stage, Sweep, made_by
+from jaxmagma.plan import Pointwise
+from jaxmagma.program import Place
+
+
+# Pointwise steps that read more tiles than this do so value by value, with many threads, rather
+# than fibre by fibre to hand on to a mode product.
+MOST_LOADS = 6
+
+
+def stages_of(steps: Steps) -> list[Stage]:
+    """The stages that do all steps, one after the other."""
+    inputs = range(len(steps.plan.program.inputs))
+    progress = Progress(steps, frozenset(steps.every), frozenset()).after(inputs)
+    stages: list[Stage] = []
+    while progress.todo:
+        stages.append(_stage(progress, _first(progress)))
+        progress = progress.after(made_by(stages[-1]))
+    return stages
+
+
+def _first(progress: Progress) -> int:
+    """The step to open a stage with: mode products first, for pointwise steps may join them.
+
+    Of pointwise steps the smallest, for those on larger tiles may need it.
+    """
+    steps, ready = progress.steps, progress.ready
+    found = [n for n in sorted(progress.todo) if ready.issuperset(steps.operands[n])]
+    modes = [n for n in found if n in steps.modes]
+    if modes:
+        # The one along the fastest axis waits for nobody.
+        return next(n for n in modes if not _waits(progress, n))
+    return min(found, key=lambda n: steps.plan.tiles[n].size)
+
+
+def _stage(progress: Progress, number: int) -> Stage:
+    """What a step opens: of sweeps the first that a mode product joins, or one of single values."""
+    steps = progress.steps
+    step = steps.every[number]
+    if isinstance(step, Place):
+        return Assembly(number, step)
+    if number in steps.pointwise:
+        fibres = [*dict.fromkeys(_later_modes(progress, number)), ""]
+    else:
+        fibres = [steps.summed[number]]  # by a mode product, too
+    best: Sweep | None = None
+    for along in fibres:
+        sweep = opened(steps, number, along)
+        if sweep is not None:
+            sweep = _filled(progress, sweep)
+            has_mode = any(x.matrix is not None for x in sweep.moves)
+            if not along or (has_mode and len(sweep.loads) <= MOST_LOADS):
+                return sweep
+            best = best or sweep
+    if best is None:
+        assert not isinstance(step, Pointwise)
+        return Gemm(number, step)
+    return best
+
+
+def _later_modes(progress: Progress, number: int) -> Iterator[str]:
+    """Labels of a tile that mode products of pointwise functions of it contract."""
+    steps = progress.steps
+    places, seen = [(number, steps.operations[number].output_labels)], {number}
+    for tile, labels in places:  # more are found on the way
+        for consumer in steps.consumers[tile]:
+            if consumer in progress.todo and consumer in steps.modes:
+                axis = steps.axis(consumer)
+                if axis >= 0 and labels[axis] != " ":
+                    yield labels[axis]
+            elif consumer in progress.points and consumer not in seen:
+                seen.add(consumer)
+                step = steps.operations[consumer]
+                own = next(x for value, x in step.terms if value == tile)
+                names = dict(zip(own, labels, strict=True))
+                places.append((consumer, "".join([names.get(x, " ") for x in step.output_labels])))
+
+
+# ---- Filling a sweep -----------------------------------------------------------------------------
+
+
+def _filled(progress: Progress, sweep: Sweep, patient: bool = True) -> Sweep:
+    """The sweep that every step has joined that fits; unless ``patient``, none of them waits."""
+    before = None
+    while sweep is not before:
+        before = sweep
+        sweep = _with_products(progress.without(sweep.tiles), sweep, patient)
+        progress = progress.without(sweep.tiles)
+        sweep = _with_points(progress, sweep)
+        if sweep is before:
+            another = _with_neighbour if sweep.single else _with_branch
+            sweep = another(progress, sweep) or sweep
+    return sweep
+
+
+def _with_products(progress: Progress, sweep: Sweep, patient: bool) -> Sweep:
+    """The sweep with mode products, and sums of what it makes, one by one."""
+    steps = progress.steps
+    for number in sorted(progress.todo - steps.pointwise):
+        outside = [x for x in steps.operands[number] if x not in sweep.tiles]
+        if number not in steps.operations or not progress.ready.issuperset(outside):
+            continue
+        here = len(outside) < len(steps.operands[number])
+        if here or (number in steps.modes and not (patient and _waits(progress, number))):
+            added = with_step(steps, sweep, number, {})
+            if added and steps.fit(added):
+                sweep, progress = added, progress.without([number])
+    return sweep
+
+
+def _with_points(progress: Progress, sweep: Sweep) -> Sweep:
+    """The sweep with pointwise steps, groups that belong together all or none."""
+    steps = progress.steps
+    group = _closure(progress, sweep)
+    inside = set(group)
+    # A step whose pointwise consumers are left behind would hand on more than it takes.
+    for number in sorted(progress.points, reverse=True):
+        if number not in inside and isinstance(steps.operations[number], Pointwise):
+            inside.difference_update(steps.operands[number])
+    chosen = [n for n in group if n in inside]
+    if chosen and (whole := joined(progress, sweep, chosen)):
+        return whole
+    for part in _parts(steps, chosen):
+        if len(part) < len(chosen):
+            sweep = joined(progress, sweep, part) or sweep
+    rest = [n for n in group if n not in sweep.tiles]
+    whole = joined(progress, sweep, rest) if len(rest) > len(chosen) else None
+    return whole if whole and _handed_on(steps, whole) <= _handed_on(steps, sweep) else sweep
+
+
+def _closure(progress: Progress, sweep: Sweep) -> list[int]:
+    """Pointwise steps that could be done in the sweep, and lead from it or to what does."""
+    steps, ready, made = progress.steps, progress.ready, sweep.tiles
+    possible: dict[int, bool] = {}  # and whether it comes from the sweep
+    for number in sorted(progress.points):
+        operands = steps.operands[number]
+        if all(x in made or x in possible or x in ready for x in operands):
+            possible[number] = any(x in made or possible.get(x) for x in operands)
+    for number in reversed(possible):
+        # What comes from memory alone is drawn in by those who need it.
+        possible[number] |= any(possible.get(x) for x in steps.consumers[number])
+    return [n for n in possible if possible[n]]
+
+
+def _parts(steps: Steps, group: Collection[int]) -> Iterator[list[int]]:
+    """The connected parts of a group of steps."""
+    left = set(group)
+    for number in group:
+        if number in left:
+            part = _reached([number], steps.neighbours, left)
+            left -= part
+            yield sorted(part)
+
+
+def _handed_on(steps: Steps, sweep: Sweep) -> int:
+    """How many tiles of a sweep are needed elsewhere."""
+    return sum(not sweep.tiles.keys() >= {*steps.consumers[n]} for n in sweep.tiles)
+
+
+def _with_neighbour(progress: Progress, sweep: Sweep) -> Sweep | None:
+    """A sweep of single values with an operation on other tiles of the same shape."""
+    steps = progress.steps
+    shape = tuple(sweep.extents[x] for x in sweep.lines)
+    for number in sorted(progress.points):
+        step = steps.operations[number]
+        if step.shape == shape and progress.ready.issuperset(step.operands):
+            names = dict(zip(step.output_labels, sweep.lines, strict=True))
+            if added := with_step(steps, sweep, number, names):
+                return added
+    return None
+
+
+def _with_branch(progress: Progress, sweep: Sweep) -> Sweep | None:
+    """The sweep with a product along the same lines, and the functions its operand is of."""
+    steps = progress.steps
+    lines = [sweep.extents[x] for x in sweep.lines]
+    for number, mode in steps.modes.items():
+        step = steps.every.get(mode.tile)
+        if not {number, mode.tile} <= progress.todo or not isinstance(step, Pointwise):
+            continue
+        own = [x for n, x in enumerate(step.output_labels) if n != steps.axis(number)]
+        if [step.extents[x] for x in own] != lines:
+            continue
+        group = _reached([mode.tile], steps.operands, progress.points)
+        if not steps.needed(group) <= progress.ready:
+            continue
+        names = dict(zip(own, sweep.lines, strict=True))
+        drawn = drawn_in(progress, sweep, mode.tile, group, names)
+        added = with_step(steps, drawn, number, {}) if drawn else None
+        if added and steps.fit(added):
+            return added
+    return None
+
+
+# ---- Waiting -------------------------------------------------------------------------------------
+
+
+def _waits(progress: Progress, number: int) -> bool:
+    """Whether a mode product is left for the sweep that needs it: when the others are there.
+
+    Derivatives along several axes of a tile meet at its points. One of them is made where they
+    meet, on the same fibres, and need not go through shared memory. It is the one along the
+    slowest axis: that sweep touches memory in rows.
+    """
+    steps = progress.steps
+    if not steps.pointwise.issuperset(steps.consumers[number]):
+        return False  # others take its result, too
+    # The pointwise steps that it leads to, and those they need.
+    group = _reached(steps.consumers[number], steps.neighbours, progress.points)
+    others = (steps.needed(group) - progress.ready - {number}) & steps.every.keys()
+    # These are products along faster axes, and done in this sweep or ready.
+    first = all(
+        -1 < steps.axis(number) < steps.axis(x)
+        and (x not in progress.todo or progress.ready.issuperset(steps.operands[x]))
+        for x in others
+    )
+    sweep = opened(steps, number, steps.summed[number]) if others and first else None
+    if sweep is None:
+        return False
+    return group <= _filled(progress.after(others), sweep, patient=False).tiles.keys()
+
+
+def _reached(
+    first: Iterable[int], following: Mapping[int, Iterable[int]], within: Container[int]
+) -> set[int]:
+    """These steps, those that follow one of them, and so on, as far as they are ``within``."""
+    found: set[int] = set()
+    new = {x for x in first if x in within}
+    while new:
+        found |= new
+        new = {x for n in new for x in following[n] if x in within} - found
+    return found
