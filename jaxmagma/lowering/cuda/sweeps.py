@@ -84,7 +84,7 @@ class Move:
         """Rows and columns of its matrix."""
         return self.result.length, self.operands[0].length
 
-    @property
+    @cached_property
     def pointwise(self) -> bool:
         """Whether each value of the result comes from one value of each operand."""
         if self.matrix is not None or self.step is None:
@@ -337,12 +337,14 @@ def live_registers(plan: Plan, sweep: Sweep, split: Collection[int]) -> int:
 def outers_after(sweep: Sweep) -> list[list[Outer]]:
     """The outer products that follow each group of moves: as soon as both fibres are there."""
     groups = grouped(sweep.moves)
+    found: list[list[Outer]] = [[] for _ in groups] or [[]]
+    if not sweep.outers:
+        return found
     touched: dict[Value, int] = {}
     for position, group in enumerate(groups):
         for move in group:
             for value in (*move.operands, move.result):
                 touched.setdefault(value, position)
-    found: list[list[Outer]] = [[] for _ in groups] or [[]]
     for outer in sweep.outers:
         found[max(touched.get(x, 0) for x in outer.operands)].append(outer)
     return found
