@@ -173,7 +173,7 @@ class Builder:
         for n, (value, labels) in enumerate(terms):
             others = [*terms[:n], *terms[n + 1 :]]
             carried = {x for _, own in others for x in own}
-            if set(labels) <= carried and is_all(self, value, 1):
+            if others and set(labels) <= carried and is_all(self, value, 1):
                 return self.contract(others, output, extents)
         own = [set(labels) for _, labels in terms]
         everywhere = all(len(x) == len(labels) for x, (_, labels) in zip(own, terms, strict=True))
