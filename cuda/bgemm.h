@@ -5,7 +5,7 @@
 
 namespace jaxmagma {
 
-constexpr int kMostBgemm = 32;
+constexpr int kMostBgemm = 48;
 
 // Which of the two factors of an element are transposed in memory.
 struct Transposed {

@@ -206,7 +206,8 @@ __device__ __forceinline__ void multiply_on_tensor_cores(T* a, const T* b, Trans
   const int warp = threadIdx.x / 32;
   a += warp / each * N * Shape::line;
   b += warp / each * N * Shape::line;
-  const int first_row = warp % each * (N - 16);
+  constexpr int last = N < 16 ? 0 : N - 16;
+  const int row = warp % each * 16, first_row = row < last ? row : last;
   if (transposed.a) {
     if (transposed.b) {
       multiply_rows<T, N, true, true>(a, b, first_row);

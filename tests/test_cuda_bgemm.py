@@ -16,10 +16,13 @@ TYPES = {
     "complex128": "Complex<double>",
 }
 
-# Those on tensor cores, and those of them whose columns are read by two lanes from one bank: three
-# pieces of eight leave no better rotation. If B is not transposed, and if it is.
-TENSOR_SIZES = {"float64": range(19, 33), "complex128": range(13, 33)}
-CONFLICTS = {True: (19, 21, 22, 23), False: (19, 21, 23)}
+# Those on tensor cores, and those of them whose columns are read by two lanes from one bank: an odd
+# number of pieces of eight leaves no better rotation. If B is not transposed, and if it is.
+TENSOR_SIZES = {"float64": range(19, 49), "complex128": range(13, 49)}
+CONFLICTS = {
+    True: (19, 21, 22, 23, 33, 34, 35, 37, 38, 39),
+    False: (19, 21, 23, 33, 35, 37, 39),
+}
 
 _MAIN = """
 using namespace jaxmagma;
@@ -62,7 +65,7 @@ void axis_of(int size, bool rows, bool along, int* lanes, int* places,
 }
 
 extern "C" void axis(int size, bool rows, bool along, int* lanes, int* places) {
-  axis_of(size, rows, along, lanes, places, std::make_integer_sequence<int, 20>());
+  axis_of(size, rows, along, lanes, places, std::make_integer_sequence<int, 36>());
 }
 """
 
@@ -93,7 +96,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("n", range(1, 33))
+@pytest.mark.parametrize("n", [*range(1, 34), 36, 39, 40, 43, 47, 48])
 def test_products(n: int, dtype: str, load: Load) -> None:
     """Whole chunks and a part of one; then operands that no group of 16 bytes begins with."""
     check(load(dtype), n, dtype)
@@ -143,7 +146,7 @@ def test_tensor_cores_read_from_all_banks(
 ) -> None:
     """Lanes that are served together read from different banks; pieces cover their axis."""
     extent = min(n, 16) if rows else n
-    lanes, places = np.zeros(32, np.int32), np.full(32, -1, np.int32)
+    lanes, places = np.zeros(32, np.int32), np.full(48, -1, np.int32)
     load(dtype).axis(
         *(n, ctypes.c_bool(rows), ctypes.c_bool(along)),
         *(ctypes.c_void_p(x.ctypes.data) for x in (lanes, places)),

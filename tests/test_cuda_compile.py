@@ -267,6 +267,8 @@ def test_declines() -> None:
     assert "int64" in reason(contraction("eij->eji", SIZES, dtype="int64"))
     huge = contraction("xa,yb,eab->exy", {"a": 200, "b": 200, "x": 200, "y": 200})
     assert "shared memory" in reason(huge)
+    for m, n, k in ((49, 49, 49), (64, 50, 130)):
+        assert "library" in reason(product(m, n, k))
     builder = Builder(2)
     u = builder.input(Input((0, 1), (3,), np.dtype("float64")))
     mixed = builder.build([Output(u, (0,)), Output(u, (1,))]).program

@@ -32,7 +32,9 @@ from jaxmagma.program import Gather
 
 
 BGEMM_TARGET = "jaxmagma_cuda_bgemm"
-LARGEST_BGEMM = 32  # as in cuda/bgemm.h
+# As in cuda/bgemm.h. What is larger takes more shared memory than some devices have, and is not so
+# slow in the library that XLA calls.
+LARGEST_BGEMM = 48
 
 # A kernel of more steps takes minutes to schedule and to compile.
 MOST_STEPS = 2000
@@ -45,9 +47,13 @@ def kernel_of(
     declined = _declined(plan)
     if declined is not None:
         return declined
-    compiled = _bgemm(plan) if parameters is None else None
-    if compiled is not None:
-        return compiled
+    product = _product_of_elements(plan) if parameters is None else None
+    if product is not None:
+        sizes = set(product.extents.values())
+        if len(sizes) == 1 and max(sizes) <= LARGEST_BGEMM:
+            return _bgemm(product)
+        if min(sizes) > LARGEST_BGEMM:
+            return Declined("one product of matrices so large is the library's that XLA calls")
     given = parameters or Parameters()
     limits = limits_of(target.architecture)
     if given.owner == "panels":
@@ -140,28 +146,31 @@ def _unsupported(plan: Plan) -> str | None:
     return None
 
 
-def _bgemm(plan: Plan) -> Kernel | None:
-    """The kernel from the compiled family, if the plan is one product of square matrices."""
+def _product_of_elements(plan: Plan) -> Product | None:
+    """The product of two matrices that every element has, if a plan is nothing else."""
     step = plan.steps[0] if len(plan.steps) == 1 else None
     if not isinstance(step, Product):
         return None
     program = plan.program
-    sizes = set(step.extents.values())
-    plain = len(step.rows) == len(step.columns) == len(step.contracted) == 1 and not step.paired
-    if not plain or len(sizes) > 1 or max(sizes) > LARGEST_BGEMM:
+    if step.paired or not len(step.rows) == len(step.columns) == len(step.contracted) == 1:
         return None
     if sorted(step.operands) != [0, 1] or len(program.inputs) > 2 or len(program.outputs) > 1:
         return None
     axes = program.outputs[0].batch
     if len(axes) < program.batch_rank or any(x.batch != axes for x in program.inputs):
         return None
-    left = step.left_labels[0] == step.contracted
-    right = step.right_labels[0] == step.columns
-    out = step.output_labels[0] == step.columns
-    if step.left == 1:
+    return step
+
+
+def _bgemm(product: Product) -> Kernel:
+    """The kernel of square matrices from the compiled family."""
+    left = product.left_labels[0] == product.contracted
+    right = product.right_labels[0] == product.columns
+    out = product.output_labels[0] == product.columns
+    if product.left == 1:
         # C = B A is the transpose of A' B'.
         left, right, out = not right, not left, not out
-    (size,) = sizes
+    (size,) = set(product.extents.values())
     return Kernel(
         BGEMM_TARGET,
         {"size": size, "transposed": left + 2 * right + 4 * out},
