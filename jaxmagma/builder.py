@@ -13,6 +13,7 @@ on-chip memory, so it is moved to where it costs nothing:
 """
 
 import functools
+import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
@@ -173,7 +174,7 @@ class Builder:
         for n, (value, labels) in enumerate(terms):
             others = [*terms[:n], *terms[n + 1 :]]
             carried = {x for _, own in others for x in own}
-            if others and set(labels) <= carried and is_all(self, value, 1):
+            if others and set(labels) <= carried and self._is_one(value):
                 return self.contract(others, output, extents)
         own = [set(labels) for _, labels in terms]
         everywhere = all(len(x) == len(labels) for x, (_, labels) in zip(own, terms, strict=True))
@@ -192,6 +193,10 @@ class Builder:
             ]
             return self.stack(parts, output.index(label)) if label in output else self.sum(parts)
         return self._append(contraction(terms, output, extents))
+
+    def _is_one(self, value: int) -> bool:
+        """Whether a value is the number one. (A table stays, for programs are those of others.)"""
+        return math.prod(self.tile(value)) == 1 and is_all(self, value, 1)
 
     def map(self, function: str, *values: int) -> int:
         """A pointwise function of values with equal tiles."""

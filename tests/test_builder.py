@@ -103,23 +103,20 @@ def test_a_product_without_a_sum_is_pointwise() -> None:
     t.assert_is(value, t.arrays[0] * np.swapaxes(t.arrays[1], 1, 2))
 
 
-def test_a_factor_of_ones_is_none() -> None:
-    """If nothing is summed along it, or all else is there to be summed."""
-    tiles = Tiles((2, 3))
-    (u,), (x,), sizes = tiles.numbers, tiles.arrays, {"a": 2, "b": 3, "c": 4}
-    ones = [tiles.builder.constant(np.ones(shape)) for shape in ((), (3,), (4,))]
-    summed = tiles.builder.contract([(u, "ab"), (ones[1], "b")], "a", sizes)
+def test_a_factor_of_one_is_none() -> None:
+    """If nothing else has to be there; a table of ones is a table."""
+    tiles = Tiles((2, 1))
+    (u,), (x,), sizes = tiles.numbers, tiles.arrays, {"a": 2, "b": 1, "c": 4}
+    ones = [tiles.builder.constant(np.ones(shape)) for shape in ((), (1,), (4,))]
+    summed = tiles.builder.contract([(u, "ab"), (ones[0], ""), (ones[1], "b")], "a", sizes)
     assert summed == tiles.builder.contract([(u, "ab")], "a", sizes)
     tiles.assert_is(summed, x.sum(2))
-    tiles.assert_is(
-        tiles.builder.contract([(u, "ab"), (ones[2], "c"), (ones[0], "")], "a", sizes),
-        4 * x.sum(2),
-    )
-    labels = ("", "b", "c")
-    for terms, factor in ([(ones[0], "")], 1), (list(zip(ones, labels, strict=True)), 3):
+    scaled = tiles.builder.contract([(u, "ab"), (ones[2], "c")], "a", sizes)
+    tiles.assert_is(scaled, 4 * x.sum(2))
+    for terms in ([(ones[0], "")], [(ones[0], ""), (ones[1], "b"), (ones[2], "c")]):
         spread = tiles.builder.contract(terms, "c", sizes)
         outer = tiles.builder.contract([(u, "ab"), (spread, "c")], "abc", sizes)
-        tiles.assert_is(outer, factor * np.repeat(x[..., None], 4, axis=-1))
+        tiles.assert_is(outer, np.repeat(x[..., None], 4, axis=-1))
 
 
 def test_a_diagonal_and_an_outer_product() -> None:
