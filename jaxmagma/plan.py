@@ -298,9 +298,17 @@ def candidates(program: ElementProgram, middle: Middle, narrow: bool = False) ->
         ]
 
     usual = dict.fromkeys(turned(program, x) for x in (merged, program.operations))
-    products = turned(program, _merged(program, multiplications=True))
-    others = [] if products in usual else [products]
-    return plans(usual) + [x for x in plans(others) if not x.has_larger_tables]
+    found = plans(usual)
+    products = _merged(program, multiplications=True)
+    if products != merged and any(_has_squares(program, x) for x in products):
+        found += [x for x in plans([turned(program, products)]) if not x.has_larger_tables]
+    return found
+
+
+def _has_squares(program: ElementProgram, operation: Operation) -> bool:
+    """Whether a value of an element is multiplied with itself, as the Jacobian in a metric."""
+    operands = [x for x in operation.operands if program.batch[x]]
+    return isinstance(operation, Contract) and len(set(operands)) < len(operands)
 
 
 def one_by_one(program: ElementProgram) -> Plan:
