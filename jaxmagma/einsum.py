@@ -26,7 +26,8 @@ from jaxmagma.capacity import (
 )
 from jaxmagma.fallback import PlainCall, tell
 from jaxmagma.memo import interned
-from jaxmagma.plan import contraction_order, plan
+from jaxmagma.order import contraction_order
+from jaxmagma.plan import plan
 from jaxmagma.program import Constant, ElementProgram, Input, Output
 from jaxmagma.subscripts import label_extents, parse
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from jaxmagma.labels import letters
 from jaxmagma.memo import remembered
-from jaxmagma.plan import Middle, Plan, Pointwise, Product, Step, Tile, candidates, renumbered
+from jaxmagma.order import Middle
+from jaxmagma.plan import Plan, Pointwise, Product, Step, Tile, candidates, renumbered
 from jaxmagma.plan import alternatives as plan_alternatives
 from jaxmagma.program import ElementProgram
 

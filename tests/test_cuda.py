@@ -26,7 +26,8 @@ from jaxmagma.lowering.cuda.parameters import Owner, Parameters
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.lowering.target import Target
 from jaxmagma.normal import normal_form
-from jaxmagma.plan import Middle, Plan
+from jaxmagma.order import Middle
+from jaxmagma.plan import Plan
 from jaxmagma.program import ElementProgram
 from tests import cuda_fused
 from tests.cuda_programs import (

@@ -14,7 +14,7 @@ from jaxmagma.lowering.cuda.banks import Access, Candidates, choose, conflicts_a
 from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.kernel import Kernel
 from jaxmagma.lowering.target import Target
-from jaxmagma.plan import Middle
+from jaxmagma.order import Middle
 from jaxmagma.program import ElementProgram
 from tests import cuda_emulator, cuda_fused
 from tests.cuda_programs import arguments, assert_close, chain, contraction, gradient, mass

@@ -11,7 +11,7 @@ import jaxmagma as jm
 from jaxmagma import factoring
 from jaxmagma.explain import applications
 from jaxmagma.lowering.cuda.locality import in_pieces, planned
-from jaxmagma.plan import Middle
+from jaxmagma.order import Middle
 from jaxmagma.program import ElementProgram
 from tests.cuda_programs import chain, contraction, gradient, interpolation, mass
 

@@ -19,14 +19,13 @@ from jaxmagma import calculus, functions, reference
 from jaxmagma.builder import Builder
 from jaxmagma.einsum import FusedCall, capture
 from jaxmagma.factoring import planned
+from jaxmagma.order import Middle, contraction_order
 from jaxmagma.plan import (
-    Middle,
     Plan,
     Pointwise,
     Product,
     Rearrange,
     alternatives,
-    contraction_order,
     plan,
 )
 from jaxmagma.program import Contract, ElementProgram, Input, Output
