@@ -96,7 +96,9 @@ def bgemm(size: float) -> Iterator[Workload]:
 
 
 def matrices(size: float) -> Iterator[Workload]:
-    """Batched products of rectangular matrices, and products with vectors."""
+    """Batched products of rectangular matrices and of larger ones, and products with vectors."""
+    for dtype, n in product(SUFFIXES, (33, 40, 48, 64)):
+        yield _of_dtype(w.bgemm(n, n, n, size, dtype, "nn"))
     for m, k, n in product((3, 8, 24), (4, 8, 32), (1, 5, 16)):
         yield w.bgemm(m, k, n, size)
     for m, n in ((8, 8), (16, 16), (17, 31), (32, 32)):

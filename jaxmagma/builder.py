@@ -172,10 +172,10 @@ class Builder:
         if len(terms) == 1 and terms[0][1] == output:
             return terms[0][0]
         for n, (value, labels) in enumerate(terms):
-            others = [*terms[:n], *terms[n + 1 :]]
-            carried = {x for _, own in others for x in own}
-            if others and set(labels) <= carried and self._is_one(value):
-                return self.contract(others, output, extents)
+            if self._is_one(value):
+                others = [*terms[:n], *terms[n + 1 :]]
+                if others and set(labels) <= {x for _, own in others for x in own}:
+                    return self.contract(others, output, extents)
         own = [set(labels) for _, labels in terms]
         everywhere = all(len(x) == len(labels) for x, (_, labels) in zip(own, terms, strict=True))
         if len(terms) > 1 and everywhere and set(output) in own and set.union(*own) == set(output):

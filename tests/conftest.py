@@ -117,6 +117,15 @@ def getkey(request: pytest.FixtureRequest) -> Callable[[], jax.Array]:
 
 
 @pytest.fixture
+def optimised() -> Iterator[None]:
+    """XLA compiles with all optimisations, as a user has it."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture
 def standard_promotion() -> Iterator[None]:
     """JAX's default promotion of dtypes and ranks, as a user has it."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):

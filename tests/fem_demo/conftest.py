@@ -1,4 +1,7 @@
-"""The demo computes in float64; its own entry functions turn it on, library calls need it on."""
+"""The demo computes in float64; its own entry functions turn it on, library calls need it on.
+
+Unlike in other tests, its programs run for longer than they are compiled.
+"""
 
 from collections.abc import Iterator
 
@@ -7,15 +10,6 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def float64() -> Iterator[None]:
+def float64(optimised: None) -> Iterator[None]:
     with jax.enable_x64(True):
         yield
-
-
-@pytest.fixture(autouse=True)
-def optimised() -> Iterator[None]:
-    """Unlike in other tests, programs run for longer than they are compiled."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)

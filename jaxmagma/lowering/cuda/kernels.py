@@ -32,8 +32,9 @@ from jaxmagma.program import Gather
 
 
 BGEMM_TARGET = "jaxmagma_cuda_bgemm"
-# As in cuda/bgemm.h. What is larger takes more shared memory than some devices have, and is not so
-# slow in the library that XLA calls.
+# As in cuda/bgemm.h. Of odd sizes from 55 on some devices have no shared memory for whole groups of
+# 16 bytes; the library that XLA calls is faster than kernels for products among others are, in
+# float64 and, but for a few cases, in float32 (benchmarks/results/bgemm-h100.txt).
 LARGEST_BGEMM = 48
 
 # A kernel of more steps takes minutes to schedule and to compile.
@@ -51,7 +52,7 @@ def kernel_of(
     if product is not None:
         sizes = set(product.extents.values())
         if len(sizes) == 1 and max(sizes) <= LARGEST_BGEMM:
-            return _bgemm(product)
+            return _bgemm(product, *sizes)
         if min(sizes) > LARGEST_BGEMM:
             return Declined("one product of matrices so large is the library's that XLA calls")
     given = parameters or Parameters()
@@ -162,7 +163,7 @@ def _product_of_elements(plan: Plan) -> Product | None:
     return step
 
 
-def _bgemm(product: Product) -> Kernel:
+def _bgemm(product: Product, size: int) -> Kernel:
     """The kernel of square matrices from the compiled family."""
     left = product.left_labels[0] == product.contracted
     right = product.right_labels[0] == product.columns
@@ -170,7 +171,6 @@ def _bgemm(product: Product) -> Kernel:
     if product.left == 1:
         # C = B A is the transpose of A' B'.
         left, right, out = not right, not left, not out
-    (size,) = set(product.extents.values())
     return Kernel(
         BGEMM_TARGET,
         {"size": size, "transposed": left + 2 * right + 4 * out},
