@@ -3,9 +3,8 @@
 //
 // Every warp has the result in pieces of 8 x 8, as tensor cores give it: lane l has the values of
 // row l / 4 in columns 2 (l % 4) and 2 (l % 4) + 1. Warps take turns with the terms of the sum, so
-// what they have differs, and is added up in the end. A last row or column that no other shares a
-// piece with is no piece: lanes multiply with it, lane l one of four terms. Other types than double
-// are multiplied by the lanes themselves, which have the same values.
+// what they have differs, and is added up in the end. Other types than double are multiplied by the
+// lanes themselves, which have the same values.
 #pragma once
 
 #include "batch.cuh"
@@ -16,30 +15,11 @@
 
 namespace jaxmagma {
 
-// Whether the last of so many rows, or columns, is alone.
-template <class T>
-__device__ constexpr bool has_last(int) {
-  return false;
-}
-template <>
-__device__ constexpr bool has_last<double>(int extent) {
-  return extent > 8 && extent % 8 == 1;
-}
-
-// What a warp has of an (M, N) sum of products; SPLIT warps have pieces of the columns each.
-template <class T, int M, int N, int SPLIT = 1>
+// What a warp has of an (M, N) sum of products.
+template <class T, int M, int N>
 struct ProductSum {
-  static constexpr bool has_last_row = has_last<T>(M), has_last_column = has_last<T>(N);
-  static constexpr int in_rows = M - has_last_row, in_columns = N - has_last_column;  // of pieces
-  static constexpr int rows = (in_rows + 7) / 8, every_column = (in_columns + 7) / 8;
-  static constexpr int columns = (every_column + SPLIT - 1) / SPLIT;
-  static constexpr int last_part = every_column % SPLIT;  // who has the last column
-  static constexpr int loads = rows + columns + has_last_row + has_last_column;  // for each term
+  static constexpr int rows = (M + 7) / 8, columns = (N + 7) / 8;  // of pieces
   Pack<T, rows> value[columns][2] = {};
-  // Lane l: column l / 4 of each piece of the last row, and row l / 4 of the last column.
-  T last_row[columns] = {};
-  T last_column[rows] = {};
-  T corner = {};
 };
 
 // Where the products of one term begin: row 0 of the left operand, column 0 of the right one.
@@ -70,10 +50,10 @@ struct Terms {
 
 // Adds four terms, from number `first` on. Lane l has term l % 4 of row l / 4 and of column l / 4.
 // Beyond the end it reads a term once more, which may be NaN, and adds zero.
-template <class Terms, int M, int N, int SPLIT>
-__device__ __forceinline__ void add(ProductSum<double, M, N, SPLIT>& sum, int lane, int part,
+template <class Terms, int M, int N>
+__device__ __forceinline__ void add(ProductSum<double, M, N>& sum, int lane,
                                     const Operands<double>& from, int first) {
-  using Sum = ProductSum<double, M, N, SPLIT>;
+  using Sum = ProductSum<double, M, N>;
   const bool has = Terms::count % 4 == 0 || first + lane % 4 < Terms::count;
   const int term = first + (has ? lane % 4 : 0);
   const auto left_of = [&](int row) {
@@ -89,30 +69,15 @@ __device__ __forceinline__ void add(ProductSum<double, M, N, SPLIT>& sum, int la
 #pragma unroll
   for (int i = 0; i < Sum::rows; ++i) left.value[i] = left_of(within<M>(i, lane / 4));
 #pragma unroll
-  for (int j = 0; j < Sum::columns; ++j) {
-    right[j] = right_of(within<N>(part + SPLIT * j, lane / 4));
-  }
+  for (int j = 0; j < Sum::columns; ++j) right[j] = right_of(within<N>(j, lane / 4));
 #pragma unroll
   for (int j = 0; j < Sum::columns; ++j) multiply_add(sum.value[j], left, right[j]);
-  const double last_left = Sum::has_last_row ? left_of(M - 1) : 0.0;
-  if constexpr (Sum::has_last_row) {
-#pragma unroll
-    for (int j = 0; j < Sum::columns; ++j) sum.last_row[j] += last_left * right[j];
-  }
-  if constexpr (Sum::has_last_column) {
-    if (SPLIT == 1 || part == Sum::last_part) {
-      const double last = right_of(N - 1);
-#pragma unroll
-      for (int i = 0; i < Sum::rows; ++i) sum.last_column[i] += left.value[i] * last;
-      if constexpr (Sum::has_last_row) sum.corner += last_left * last;
-    }
-  }
 }
 
-template <class Terms, class T, int M, int N, int SPLIT>
-__device__ __forceinline__ void add(ProductSum<T, M, N, SPLIT>& sum, int lane, int part,
-                                    const Operands<T>& from, int first) {
-  using Sum = ProductSum<T, M, N, SPLIT>;
+template <class Terms, class T, int M, int N>
+__device__ __forceinline__ void add(ProductSum<T, M, N>& sum, int lane, const Operands<T>& from,
+                                    int first) {
+  using Sum = ProductSum<T, M, N>;
 #pragma unroll
   for (int term = first; term < first + 4; ++term) {
     if (Terms::count % 4 != 0 && term >= Terms::count) break;
@@ -121,7 +86,7 @@ __device__ __forceinline__ void add(ProductSum<T, M, N, SPLIT>& sum, int lane, i
     for (int j = 0; j < Sum::columns; ++j) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int column = within<N>(part + SPLIT * j, 2 * (lane % 4) + h);
+        const int column = within<N>(j, 2 * (lane % 4) + h);
         right[j][h] = from.right[column * Terms::column + term * Terms::right];
       }
     }
@@ -147,7 +112,7 @@ struct Share {
   Sum& sum;
   const Slice& slice;
   const Places& places;
-  int lane, part;
+  int lane;
 
   template <class... At>
   __device__ __forceinline__ void operator()(int number, int e, At... at) const {
@@ -159,7 +124,7 @@ struct Share {
 #pragma unroll kAhead
     for (int step = 0; step < SHARE; ++step) {
       const int first = 4 * (number * SHARE + step);
-      if (kSteps % SHARE == 0 || first < Terms::count) add<Terms>(sum, lane, part, from, first);
+      if (kSteps % SHARE == 0 || first < Terms::count) add<Terms>(sum, lane, from, first);
     }
   }
 };
@@ -167,22 +132,21 @@ struct Share {
 // sum[m, n] += sum_k left[m, k] right[k, n] of all elements of `slice`. Warps take turns with the
 // rows of terms, of which an element has one for each of K..., and share each where there are few.
 // places(e, k...) says where a row of terms has row 0 and column 0.
-template <class Terms, int THREADS, int... K, class T, int M, int N, int SPLIT, int ELEMENTS,
-          class Places>
-__device__ __forceinline__ void accumulate(ProductSum<T, M, N, SPLIT>& sum, int thread,
+template <class Terms, int THREADS, int... K, class T, int M, int N, int ELEMENTS, class Places>
+__device__ __forceinline__ void accumulate(ProductSum<T, M, N>& sum, int thread,
                                            const Slice<ELEMENTS>& slice, const Places& places) {
-  using Sum = ProductSum<T, M, N, SPLIT>;
-  constexpr int kWarps = THREADS / 32 / SPLIT;
+  using Sum = ProductSum<T, M, N>;
+  constexpr int kWarps = THREADS / 32;
   constexpr int kSteps = (Terms::count + 3) / 4, kRows = Lines<ELEMENTS, K...>::count;
   constexpr int kWanted = (kWarps + kRows - 1) / kRows;  // shares of a row
   constexpr int kShare = kWanted < kSteps ? (kSteps + kWanted - 1) / kWanted : 1;
   using Shares = Lines<(kSteps + kShare - 1) / kShare, ELEMENTS, K...>;
   constexpr int kTurns = (Shares::count + kWarps - 1) / kWarps;
-  constexpr int kLoads = kShare * Sum::loads;
+  constexpr int kLoads = kShare * (Sum::rows + Sum::columns);
   constexpr int kTogether = kLoads < 16 ? 16 / kLoads : 1;
-  const int warp = thread / 32 / SPLIT;
-  const Share<Terms, kShare, Sum, Slice<ELEMENTS>, Places> add_share = {
-      sum, slice, places, thread % 32, thread / 32 % SPLIT};
+  const int warp = thread / 32;
+  const Share<Terms, kShare, Sum, Slice<ELEMENTS>, Places> add_share = {sum, slice, places,
+                                                                        thread % 32};
 #pragma unroll kTogether
   for (int turn = 0; turn < kTurns; ++turn) {
     const int share = turn * kWarps + warp;
@@ -190,64 +154,30 @@ __device__ __forceinline__ void accumulate(ProductSum<T, M, N, SPLIT>& sum, int 
   }
 }
 
-// Adds what the four lanes of each row or column have of the last ones to what others had.
-template <int M, int N, int SPLIT>
-__device__ __forceinline__ void add_last(double* shared, const ProductSum<double, M, N, SPLIT>& sum,
-                                         int lane, int part, bool first) {
-  using Sum = ProductSum<double, M, N, SPLIT>;
-  auto add = [&](double own, int row, int column, bool has) {
-    own += from_lane(own, 1);
-    own += from_lane(own, 2);
-    if (!has || lane % 4 != 0) return;
-    double& total = shared[row * N + column];
-    total = first ? own : total + own;
-  };
-  if constexpr (Sum::has_last_row) {
-#pragma unroll
-    for (int j = 0; j < Sum::columns; ++j) {
-      const int column = 8 * (part + SPLIT * j) + lane / 4;
-      add(sum.last_row[j], M - 1, column, column < Sum::in_columns);
-    }
-  }
-  if constexpr (Sum::has_last_column) {
-    const bool own = part == Sum::last_part;
-#pragma unroll
-    for (int i = 0; i < Sum::rows; ++i) {
-      const int row = 8 * i + lane / 4;
-      add(sum.last_column[i], row, N - 1, own && row < Sum::in_rows);
-    }
-    if constexpr (Sum::has_last_row) add(sum.corner, M - 1, N - 1, own && lane == 0);
-  }
-}
-template <class T, int M, int N, int SPLIT>
-__device__ __forceinline__ void add_last(T*, const ProductSum<T, M, N, SPLIT>&, int, int, bool) {}
-
 // Adds up what the warps have, one after the other, and stores it, row by row.
-template <int THREADS, class T, int M, int N, int SPLIT>
-__device__ __forceinline__ void store(T* to, const ProductSum<T, M, N, SPLIT>& sum, T* shared,
+template <int THREADS, class T, int M, int N>
+__device__ __forceinline__ void store(T* to, const ProductSum<T, M, N>& sum, T* shared,
                                       int thread) {
-  using Sum = ProductSum<T, M, N, SPLIT>;
-  const int lane = thread % 32, part = thread / 32 % SPLIT;
+  using Sum = ProductSum<T, M, N>;
+  const int lane = thread % 32;
 #pragma unroll 1
-  for (int turn = 0; turn < THREADS / 32 / SPLIT; ++turn) {
-    if (thread / 32 / SPLIT == turn) {
+  for (int warp = 0; warp < THREADS / 32; ++warp) {
+    if (thread / 32 == warp) {
 #pragma unroll
       for (int i = 0; i < Sum::rows; ++i) {
 #pragma unroll
         for (int j = 0; j < Sum::columns; ++j) {
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
-            const int row = 8 * i + lane / 4;
-            const int column = 8 * (part + SPLIT * j) + 2 * (lane % 4) + h;
-            if (row < Sum::in_rows && column < Sum::in_columns) {
+            const int row = 8 * i + lane / 4, column = 8 * j + 2 * (lane % 4) + h;
+            if (row < M && column < N) {
               T& total = shared[row * N + column];
               const T own = sum.value[j][h].value[i];
-              total = turn == 0 ? own : total + own;
+              total = warp == 0 ? own : total + own;
             }
           }
         }
       }
-      add_last(shared, sum, lane, part, turn == 0);
     }
     sync<THREADS>();
   }

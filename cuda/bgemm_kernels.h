@@ -1,4 +1,4 @@
-// The kernels behind bgemm.h; for some sizes there is another one, see bgemm_bulk.h.
+// The kernels behind bgemm.h.
 //
 // A block multiplies a chunk of elements that follow each other. They come to shared memory and
 // leave it in groups of 16 bytes, as memory is fastest for every size of matrix; transposition is a

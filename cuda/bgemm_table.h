@@ -1,22 +1,15 @@
 // The kernel of every size, to be instantiated for one type in each compilation unit.
 #pragma once
 
-#include "bgemm_bulk.h"
 #include "bgemm_kernels.h"
 
 namespace jaxmagma {
 
 template <class T, int N>
 Bgemm MakeBgemm() {
-  if constexpr (has_bulk<T, N>) {
-    using Shape = BulkShape<T, N>;
-    return {reinterpret_cast<const void*>(&BgemmKernelBulk<T, N>), Shape::threads, Shape::elements,
-            Shape::bytes};
-  } else {
-    using Shape = KernelShape<T, N>;
-    return {reinterpret_cast<const void*>(&BgemmKernel<T, N>), Shape::threads, Shape::elements,
-            Shape::bytes};
-  }
+  using Shape = KernelShape<T, N>;
+  return {reinterpret_cast<const void*>(&BgemmKernel<T, N>), Shape::threads, Shape::elements,
+          Shape::bytes};
 }
 
 template <class T, int... SIZES>

@@ -99,7 +99,7 @@ def _launch_object(folder: Path) -> Path:
     return made
 
 
-def _compile(source: str, folder: Path, name: str, *objects: Path | str) -> ctypes.CDLL:
+def _compile(source: str, folder: Path, name: str, *objects: Path) -> ctypes.CDLL:
     source = source.replace("extern __shared__ __align__(16) unsigned char memory[];", "")
     file, library = folder / f"{name}.cc", folder / f"{name}.so"
     file.write_text(f'#include "cuda_emulator.h"\n{source}')
@@ -108,12 +108,12 @@ def _compile(source: str, folder: Path, name: str, *objects: Path | str) -> ctyp
     return ctypes.CDLL(str(library))
 
 
-def build(headers: Sequence[str], main: str, folder: Path, name: str, *options: str) -> ctypes.CDLL:
+def build(headers: Sequence[str], main: str, folder: Path, name: str) -> ctypes.CDLL:
     """The library ``name`` of the functions ``main``, which launch kernels of ``cuda/headers``."""
     source = "".join((ROOT / "cuda" / x).read_text() for x in headers)
     for x in headers:
         source = source.replace(f'#include "{x}"\n', "")
-    return _compile(source + main, folder, name, *options)
+    return _compile(source + main, folder, name)
 
 
 @functools.lru_cache(maxsize=256)

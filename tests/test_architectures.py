@@ -85,17 +85,6 @@ def test_what_does_not_fit_is_done_in_parts(
             assert found.attributes["shared_bytes"] <= limits_of(architecture).shared_of_block
 
 
-def test_a_caller_gets_no_more_than_there_is() -> None:
-    wide = choices.Choice.of({"shared_bytes": 200 << 10, "elements": 40}, choices.CALLER)
-    program = mass(5)
-    large = lowering.lower_for(program, (1000,), Target("cuda", "sm_90"), wide)
-    assert isinstance(large, Kernel) and large.attributes["shared_bytes"] > 99 << 10
-    for architecture in ("sm_86", "sm_120", ""):
-        found = lowering.lower_for(program, (1000,), Target("cuda", architecture), wide)
-        if isinstance(found, Kernel):
-            assert found.attributes["shared_bytes"] <= 99 << 10
-
-
 def test_the_table() -> None:
     """A block can have all of a multiprocessor but what the system takes."""
     for name, row in LIMITS.items():

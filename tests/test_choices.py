@@ -138,8 +138,8 @@ def test_the_model_is_asked_last(folder: Path) -> None:
     path = remember(TUNED)
     assert [*(folder / "cache").iterdir()] == [path]
     assert (chosen().origin, chosen()) == ("user cache", TUNED)
-    with choices.using(Choice.of({"slices": 2}, "test")):
-        assert (chosen().origin, dict(chosen().parameters or ())) == ("caller", {"slices": 2})
+    with choices.using(Choice.of({"fibres": 2}, "test")):
+        assert (chosen().origin, dict(chosen().parameters or ())) == ("caller", {"fibres": 2})
     remember(MODEL)
     assert (chosen().origin, chosen()) == ("user cache", MODEL)
     assert chosen(mass(2)).origin == "model"
@@ -174,7 +174,7 @@ def test_lowering_uses_what_is_known(folder: Path) -> None:
         {"no_such_parameter": 1},
         {"groups": 2},
         {"threads": "many"},
-        {"slices": 0},
+        {"fibres": 0},
     ],
     ids=str,
 )

@@ -69,11 +69,9 @@ extern "C" void axis(int size, bool rows, bool along, int* lanes, int* places) {
 }
 """
 
-HEADERS = ("bgemm_kernels.h", "bgemm_bulk.h", "bgemm_table.h")
-# Sizes whose chunks the copy engine moves, or whose results threads put to memory themselves.
-BULK_SIZES = {"float32": (31,), "complex64": range(25, 32)}
+HEADERS = ("bgemm_kernels.h", "bgemm_table.h")
 
-Load = Callable[..., ctypes.CDLL]
+Load = Callable[[str], ctypes.CDLL]
 
 
 @pytest.fixture(scope="module")
@@ -81,16 +79,15 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
     if cuda_emulator.compiler() is None:
         pytest.skip("no C++ compiler")
     folder = tmp_path_factory.mktemp("bgemm")
-    loaded: dict[tuple[str, ...], ctypes.CDLL] = {}
+    loaded: dict[str, ctypes.CDLL] = {}
 
-    def load(dtype: str, *options: str) -> ctypes.CDLL:
-        if (dtype, *options) not in loaded:
+    def load(dtype: str) -> ctypes.CDLL:
+        if dtype not in loaded:
             main = _MAIN.replace("TYPE", TYPES[dtype])
             if dtype in TENSOR_SIZES:
                 main += _TENSOR
-            name = f"{dtype}{len(options)}"
-            loaded[dtype, *options] = cuda_emulator.build(HEADERS, main, folder, name, *options)
-        return loaded[dtype, *options]
+            loaded[dtype] = cuda_emulator.build(HEADERS, main, folder, dtype)
+        return loaded[dtype]
 
     return load
 
@@ -99,21 +96,9 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
 @pytest.mark.parametrize("n", [*range(1, 34), 39, 40, 47, 48])
 def test_products(n: int, dtype: str, load: Load) -> None:
     """Whole chunks and a part of one; then operands that no group of 16 bytes begins with."""
-    check(load(dtype), n, dtype)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "n"), [(dtype, n) for dtype, sizes in BULK_SIZES.items() for n in sizes]
-)
-def test_products_without_a_copy_engine(n: int, dtype: str, load: Load) -> None:
-    # Another namespace: a process has one copy of what two libraries call by the same name.
-    check(load(dtype, "-DJAXMAGMA_WITHOUT_ENGINE", "-Djaxmagma=without_engine"), n, dtype)
-
-
-def check(library: ctypes.CDLL, n: int, dtype: str) -> None:
+    library = load(dtype)
     chunk = library.elements(n)
-    # Chunks of an odd number of values begin within a group, every second one.
-    count = 4 * chunk + chunk // 2
+    count = 2 * chunk + chunk // 2
     rng = np.random.default_rng(n)
     parts = 2 if dtype.startswith("complex") else 1
     values = rng.uniform(-1, 1, (2, 1 + count * n * n, parts)) @ [1, 1j][:parts]

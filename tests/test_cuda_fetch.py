@@ -1,6 +1,7 @@
-"""What the copy engine brings: to one place or two, element by element or all in one copy."""
+"""What the copy engine brings: element by element, or all in one copy."""
 
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,6 @@ from tests.test_cuda_compile import emulate, lowered
 from tests.test_cuda_quads import emulate_fused
 
 
-AHEAD: dict[str, Any] = {"ahead": 2}
-
-
 @pytest.fixture(autouse=True)
 def x64() -> Any:
     with jax.enable_x64(True):
@@ -29,41 +27,11 @@ def x64() -> Any:
 # ---- Two places --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fetch", [1, 3])
-def test_numbers_of_operands_with_two_places(fetch: int, emulated: Path) -> None:
-    """Of even and odd numbers of elements, for each group of threads."""
-    program = gradient(chain(9, constant=False))
-    options: dict[str, Any] = {"owner": "quads", "ahead": 2, "fetch": fetch}
-    for elements in (0, 1, 2, 3, 7, 8):
-        emulate(program, (elements,), emulated, **options)
-        emulate(mass(6), (elements,), emulated, **options)
-
-
-def test_two_places_of_an_operand() -> None:
-    """They are no other tile's, and next to each other."""
-    options: dict[str, Any] = {
-        "owner": "quads",
-        "elements": 1,
-        "threads": 64,
-        "fetch": 2,
-    }
-    program = gradient(chain(12, constant=False))
-    once, twice = (lowered(program, **options, ahead=x) for x in (1, 2))
-    assert "operands ahead, twice" in twice.description and "twice" not in once.description
-    offsets = re.findall(r"s\d+ = .*shared \+ (\d+) \+ (\d+) \* half \+ (\d+) \* e", twice.source)
-    assert len(set(offsets)) == 2
-    for begin, second, element in offsets:
-        assert int(second) >= int(element) >= 144
-        inside = range(int(begin), int(begin) + int(second) + int(element))
-        others = re.findall(r"const auto s\d+ = .* shared \+ (\d+) \+ \d+ \* e; }", twice.source)
-        assert not any(int(x) in inside for x in others)
-
-
 # ---- All elements in one copy ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("fetch", "options"), [(1, {}), (4, {}), (4, {"ahead": 1}), (1, AHEAD), (4, AHEAD)], ids=str
+    ("fetch", "options"), [(1, {}), (4, {}), (1, {"ahead": True}), (4, {"ahead": True})], ids=str
 )
 def test_numbers_of_threads(fetch: int, options: dict[str, Any], emulated: Path) -> None:
     """The last slice has fewer elements than the others."""
@@ -76,19 +44,19 @@ def test_numbers_of_threads(fetch: int, options: dict[str, Any], emulated: Path)
 
 def test_numbers_of_fused_functions(emulated: Path) -> None:
     program = cuda_fused.diffusion(3)
-    emulate_fused(program, 5, emulated, owner="threads", fetch=4, **AHEAD)
+    emulate_fused(program, 5, emulated, owner="threads", fetch=4, ahead=True)
 
 
 def test_one_copy_for_all_elements() -> None:
     """They follow each other there as in memory, behind what the first may be away from a group."""
     source = lowered(
-        gradient(chain(5, constant=False)), owner="threads", fetch=3, elements=8, **AHEAD
+        gradient(chain(5, constant=False)), owner="threads", fetch=3, elements=8, ahead=True
     ).source
-    assert source.count("fetch_slice<kThreads, 25>(thread") == 6  # two for each
-    places = re.findall(
-        r"fetched\(shared \+ \d+ \+ (\d+) \* half, g\d\(0\)\) \+ (\d+) \* e", source
-    )
-    assert {(int(second), int(size)) for second, size in places} == {(8 * 25 + 2, 25)}
+    assert source.count("fetch_slice<kThreads, 25>(thread") == 6  # the first ones and the next
+    places = re.findall(r"fetched\(shared \+ (\d+), g\d\(0\)\) \+ (\d+) \* e", source)
+    begins = sorted({int(begin) for begin, _ in places})
+    assert {int(size) for _, size in places} == {25} and len(begins) == 3
+    assert all(y - x >= 8 * 25 + 1 for x, y in pairwise(begins))
     apart = lowered(
         gradient(chain(9, constant=False)), owner="quads", fetch=1, elements=2, threads=64
     ).source
@@ -98,7 +66,7 @@ def test_one_copy_for_all_elements() -> None:
 def test_tiles_that_do_not_follow_each_other() -> None:
     """Threads read them where they are."""
     program = contraction("xa,efab->efxb", {"x": 3, "a": 4, "b": 5}, batch="ef")
-    assert "fetch" not in lowered(program, (3, 4), owner="threads", fetch=4, ahead=1).source
+    assert "fetch" not in lowered(program, (3, 4), owner="threads", fetch=4, ahead=True).source
     assert lowered(program, (3, 4), fetch=1).source == lowered(program, (3, 4)).source
 
 
@@ -123,7 +91,7 @@ def test_numbers_of_components_that_threads_fetch(elements: int, emulated: Path)
 # ---- Rows of results ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"fetch": 4, "ahead": 1}, {"fetch": 4, **AHEAD}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"fetch": 4, "ahead": True}], ids=str)
 def test_numbers_that_leave_in_rows(options: dict[str, Any], emulated: Path) -> None:
     """Also where the last slice has fewer elements, and where results come before other stages."""
     given = {"owner": "threads", "elements": 3, **options}

@@ -8,7 +8,7 @@ from jaxmagma.lowering.cuda import planned
 from jaxmagma.lowering.cuda.architectures import limits_of
 from jaxmagma.lowering.cuda.blocks import Block
 from jaxmagma.lowering.cuda.model import choose
-from jaxmagma.lowering.cuda.parameters import FREED, Parameters
+from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.program import ElementProgram
 from tests import cuda_fused
 from tests.cuda_programs import gradient, mass
@@ -33,7 +33,7 @@ def test_a_schedule_is_readable() -> None:
     assert repr(block).endswith(block.describe())
 
 
-@pytest.mark.parametrize("parameters", [Parameters(), Parameters(owner="quads", ahead=FREED)])
+@pytest.mark.parametrize("parameters", [Parameters(), Parameters(owner="quads", ahead=True)])
 @pytest.mark.parametrize(
     "program", [mass(4), gradient(mass(4, constant=False)), cuda_fused.diffusion(8)]
 )

@@ -126,7 +126,7 @@ def test_products_take_and_give_parts_of_fibres() -> None:
     [
         ("float32", {}),
         ("float32", {"fibres": 3, "threads": 64}),
-        ("float32", {"elements": 3, "slices": 2}),
+        ("float32", {"elements": 3}),
         ("float64", {"fibres": 2}),
         ("float64", {"threads": 32, "groups": 2}),
         ("complex64", {}),
@@ -173,7 +173,7 @@ def test_where_tensor_cores_multiply_complex_numbers() -> None:
         {},
         {"fibres": 1, "fetch": 0},
         {"fibres": 3},  # and so matrices are loaded for each product
-        {"fetch": 2, "ahead": 1, "elements": 3, "threads": 64},
+        {"fetch": 2, "ahead": True, "elements": 3, "threads": 64},
     ],
     ids=str,
 )

@@ -120,16 +120,16 @@ def test_spaces_start_at_the_defaults(platform: str) -> None:
     assert space.parameters(space.origin) == {}
 
 
-SMALL = Space((together("threads", "groups", values=((None, 1), (32, 2))), one("slices", 1, 2, 4)))
+SMALL = Space((together("threads", "groups", values=((None, 1), (32, 2))), one("fetch", 1, 2, 4)))
 
 
 def test_points() -> None:
     assert SMALL.size == len(list(SMALL.points())) == 6
     assert list(SMALL.neighbours((0, 0))) == [(1, 0), (0, 1), (0, 2)]
-    assert SMALL.parameters((1, 2)) == {"threads": 32, "groups": 2, "slices": 4}
+    assert SMALL.parameters((1, 2)) == {"threads": 32, "groups": 2, "fetch": 4}
     for point in SMALL.points():
         assert SMALL.point(SMALL.parameters(point)) == point
-    assert SMALL.point({"slices": 3}) is None
+    assert SMALL.point({"fetch": 3}) is None
     assert SMALL.point({"elements": 3}) is None
     with pytest.raises(ValueError, match="threads, groups"):
         together("threads", "groups", values=((32,),))
@@ -222,11 +222,11 @@ def test_what_machine_code_shows(
         "resources",
         lambda kernel: resources if kernel.choice.parameters else {"registers": 32, "local": 0},
     )
-    found = search(machine, one_changed("slices", 2))
+    found = search(machine, one_changed("fetch", 2))
     assert found.removed == {rule: 1}
     # A kernel that the model chooses may do all that, and then so may others.
     monkeypatch.setattr(machine, "resources", lambda kernel: resources)
-    found = search(machine, one_changed("slices", 2))
+    found = search(machine, one_changed("fetch", 2))
     assert not found.removed
 
 
@@ -368,21 +368,21 @@ CLIMB = Space(
     (
         one("threads", None, 64, 128, 256),
         one("elements", None, 2, 4, 8),
-        one("slices", 1, 2),
+        one("fetch", 1, 2),
         one("fibres", None, 2),
     )
 )
 
 
 def landscape(x: Mapping[str, Any]) -> float:
-    """Best at threads=256 and slices=2, each of which pays by itself."""
-    gain = 0.1 * (x.get("threads") == 256) + 0.08 * (x.get("slices") == 2)
+    """Best at threads=256 and fetch=2, each of which pays by itself."""
+    gain = 0.1 * (x.get("threads") == 256) + 0.08 * (x.get("fetch") == 2)
     return 1.0 - gain + 0.03 * (x.get("fibres") == 2) + 0.05 * ("elements" in x)
 
 
 def test_the_search_climbs() -> None:
     found = search(Pretended(mass(3), landscape), CLIMB)
-    assert dict(found.winner.parameters or ()) == {"threads": 256, "slices": 2}
+    assert dict(found.winner.parameters or ()) == {"threads": 256, "fetch": 2}
     assert found.visited < found.size
     assert found.size == CLIMB.size
 
@@ -391,19 +391,19 @@ def test_changes_that_pay_together_are_found(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(climbing, "LEAPS", 0)
 
     def together(x: Mapping[str, Any]) -> float:
-        changed = {"threads": 256, "slices": 2}
+        changed = {"threads": 256, "fetch": 2}
         found = sum(x.get(name) == value for name, value in changed.items())
         return {0: 1.0, 1: 1.05, 2: 0.9}[found] + 0.03 * (len(x) - found)
 
     found = search(Pretended(mass(3), together), CLIMB)
-    assert dict(found.winner.parameters or ()) == {"threads": 256, "slices": 2}
+    assert dict(found.winner.parameters or ()) == {"threads": 256, "fetch": 2}
     # One that costs more by itself is no part of a pair.
     dear = search(Pretended(mass(3), lambda x: together(x) * (1 + 0.3 * (len(x) == 1))), CLIMB)
     assert dear.winner == MODEL
 
 
 def test_leaps_find_what_no_few_changes_show() -> None:
-    wanted = {"threads": 256, "slices": 2, "fibres": 2}
+    wanted = {"threads": 256, "fetch": 2, "fibres": 2}
 
     def hidden(x: Mapping[str, Any]) -> float:
         return 0.8 if all(x.get(name) == value for name, value in wanted.items()) else 1 + len(x)
@@ -428,7 +428,7 @@ def test_tuning_twice_gives_the_same_choice() -> None:
 
 
 def test_the_search_starts_from_what_won_before() -> None:
-    before = Choice.of({"threads": 256, "slices": 2}, "user cache")
+    before = Choice.of({"threads": 256, "fetch": 2}, "user cache")
     found = search(Pretended(mass(3), landscape), CLIMB, incumbent=before)
     assert found.winner == before
     # One that is in the space no more is no obstacle.
@@ -468,7 +468,7 @@ def test_candidates_compile(
     cuda = test_cuda_compile.native()
     monkeypatch.setenv("JAXMAGMA_CACHE_DIR", str(tmp_path))
     # So many blocks leave a thread too few registers.
-    machine = Pretended(program, lambda x: 0.9 if x.get("slices") == 2 else 1.0)
+    machine = Pretended(program, lambda x: 0.9 if x.get("fetch") == 2 else 1.0)
     read: dict[str, Mapping[str, int]] = {}
 
     def resources(kernel: Kernel) -> Mapping[str, int]:
@@ -477,7 +477,7 @@ def test_candidates_compile(
         return found
 
     monkeypatch.setattr(machine, "resources", resources)
-    space = Space((one("min_blocks", None, 2, 16), one("slices", 1, 2), one("threads", None, 256)))
+    space = Space((one("min_blocks", None, 2, 16), one("fetch", 1, 2), one("threads", None, 256)))
     found = search(machine, space, workers=2)
     assert all(0 < x["registers"] <= 255 and x["local"] >= 0 for x in read.values())
     spilled = [x for x in read.values() if x["local"] > 0]

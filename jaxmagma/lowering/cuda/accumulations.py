@@ -21,14 +21,10 @@ from jaxmagma.plan import Plan, Pointwise, Product
 
 # Rows, and columns, of a piece.
 PIECE = 8
-# Registers of a thread, of four bytes each, that sums may take: for all of them, and beyond this
-# number warps share the columns of one.
+# Registers of a thread, of four bytes each, that all sums may take.
 MOST_REGISTERS = 64
-SHARED_REGISTERS = 32
 # The same for sums that every thread has whole.
 WHOLE_REGISTERS = 80
-# The least part of its pieces that a sum in registers fills.
-LEAST_FILLED = 1 / 8
 
 
 def accumulations(plan: Plan) -> tuple[list[Accumulation], set[int]]:
@@ -49,31 +45,16 @@ def accumulations(plan: Plan) -> tuple[list[Accumulation], set[int]]:
             continue
         rows, columns = plan.tiles[tile].shape
         registers = registers_of(rows, columns, plan.program.dtype)
-        small = whole_registers(plan, tile) <= WHOLE_REGISTERS
-        if registers <= left and (small or filled(rows, columns) >= LEAST_FILLED):
+        if registers <= left:
             left -= registers
             found += [Accumulation(output, x, _contracted(plan, x)) for x in terms[0]]
             gone |= terms[1]
     return found, gone
 
 
-def filled(rows: int, columns: int) -> float:
-    """The part of its pieces that a sum fills."""
-    return rows * columns / math.prod(-(-x // PIECE) * PIECE for x in (rows, columns))
-
-
-def registers_of(rows: int, columns: int, dtype: np.dtype, split: int = 1) -> int:
-    """Registers of a thread for a sum, if so many warps share its columns."""
-    last_row, last_column = has_last(rows, dtype), has_last(columns, dtype)
-    down = math.ceil((rows - last_row) / PIECE)
-    across = math.ceil(math.ceil((columns - last_column) / PIECE) / split)
-    last = last_row * across + last_column * down + (last_row and last_column)
-    return (2 * down * across + last) * max(1, dtype.itemsize // 4)
-
-
-def has_last(extent: int, dtype: np.dtype) -> bool:
-    """Whether the last of so many rows, or columns, is in no piece, as in ``accumulate.cuh``."""
-    return dtype == np.float64 and extent > PIECE and extent % PIECE == 1
+def registers_of(rows: int, columns: int, dtype: np.dtype) -> int:
+    """Registers of a thread for a sum: two values of each piece."""
+    return 2 * math.ceil(rows / PIECE) * math.ceil(columns / PIECE) * max(1, dtype.itemsize // 4)
 
 
 def whole_registers(plan: Plan, tile: int) -> int:

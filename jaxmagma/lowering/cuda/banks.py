@@ -17,6 +17,8 @@ from jaxmagma.lowering.cuda import spreads
 
 
 BYTES_AT_A_TIME = 128
+# The most padding of an axis.
+MOST_PADDING = 5
 
 
 @dataclass(frozen=True)
@@ -54,21 +56,17 @@ def row_major(shape: tuple[int, ...], padding: tuple[int, ...] | None = None) ->
 class Candidates:
     """The layouts that a tile may have.
 
-    After a step on an axis ``most`` values may be left unused; inside a tile only if
-    ``inner_padding``.
+    After a step on an axis some values may be left unused; inside a tile only if ``inner_padding``.
     """
 
     shape: tuple[int, ...]
     itemsize: int
     elements: int
     inner_padding: bool
-    most: int
 
     @property
     def paddings(self) -> list[tuple[int, ...]]:
-        return _paddings(
-            len(self.shape), self.banks, self.inner_padding, self.elements > 1, self.most
-        )
+        return _paddings(len(self.shape), self.banks, self.inner_padding, self.elements > 1)
 
     @property
     def banks(self) -> int:
@@ -106,16 +104,13 @@ def conflicts_at(access: Access, strides: tuple[int, ...], element: int, itemsiz
     return int(_conflicts(addresses, max(1, BYTES_AT_A_TIME // itemsize))[0])
 
 
-def _paddings(
-    rank: int, banks: int, inner: bool, several: bool, most: int
-) -> list[tuple[int, ...]]:
+def _paddings(rank: int, banks: int, inner: bool, several: bool) -> list[tuple[int, ...]]:
     if rank == 0:
         return [(0,)]
-    # Where axes have many paddings, those of elements matter less, and all would be too many.
-    element = range(0, banks if several else 1, 1 if most < 6 else 4)
+    element = range(banks if several else 1)
     if not inner or rank == 1:
         return [(e, *(0,) * (rank - 1)) for e in element]
-    steps = range(min(banks, most + 1))
+    steps = range(min(banks, MOST_PADDING + 1))
     free = min(rank - 1, 2)
     return [
         (e, *pads, *(0,) * (rank - 1 - free))

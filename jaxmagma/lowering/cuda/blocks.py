@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxmagma.lowering.cuda.accumulations import SHARED_REGISTERS
 from jaxmagma.lowering.cuda.architectures import Limits
 from jaxmagma.lowering.cuda.ends import Ends
 from jaxmagma.lowering.cuda.layout import Layout, resident, shared_bytes
@@ -82,15 +81,9 @@ class Block:
         return resident(self.layout, self.ownership, self.limits)
 
     @property
-    def split(self) -> int:
-        """How many warps share the columns of a sum: two if one has no registers for them all."""
-        many = self.schedule.sums_registers(1) > SHARED_REGISTERS
-        return 2 if many and self.ownership.warps % 2 == 0 else 1
-
-    @property
     def loops(self) -> bool:
         """Whether a group of threads works through several slices."""
-        return bool(self.ends.summed) or self.ownership.slices > 1 or self.transfers.ahead
+        return bool(self.ends.summed) or self.transfers.ahead
 
     @property
     def strides(self) -> bool:
@@ -108,10 +101,9 @@ class Block:
             stages.append(f"{sums + outers} products summed over elements")
         split = self.matrices.split_products()
         halves = f", {split} products by even and odd halves" if split else ""
-        ahead, twice = self.transfers.ahead, self.transfers.twice
         return (
             f"{' and '.join(stages) or 'a sum'}, {self.elements} elements on "
             f"{self.threads} threads, {self.shared_bytes} bytes of shared memory"
-            f"{halves}{', operands ahead' if ahead else ''}{', twice' if twice else ''}"
+            f"{halves}{', operands ahead' if self.transfers.ahead else ''}"
             f"{', rows as they are needed' if self.transfers.streams else ''}"
         )

@@ -107,7 +107,7 @@ def _attributes(source: Source) -> dict[str, Any]:
         "name": _name(source.text),
         "source": source.text,
         "threads": block.threads,
-        "elements": block.elements * block.ownership.slices,
+        "elements": block.elements,
         "shared_bytes": block.shared_bytes,
         "resident": block.strides,
         "order": _integers([kept, *order]),

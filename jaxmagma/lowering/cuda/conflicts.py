@@ -21,10 +21,6 @@ from jaxmagma.plan import Rearrange
 from jaxmagma.strides import row_major
 
 
-# The most padding of an axis in shared memory. Four lanes along fibres and lines side by side may
-# need strides that are far from those of a tile.
-NARROW = 5
-WIDE = 15
 # Bank conflicts that a value of an element is worth, where there is room for many elements, and
 # where there is not.
 CHEAP, DEAR = 1e-3, 0.03
@@ -94,8 +90,7 @@ def _strides(
     if tight:
         return banks.row_major(room.shape), 0.0
     inner = not transfers.plain & room.axes.keys()
-    most = WIDE if schedule.quads else NARROW
-    candidates = Candidates(room.shape, itemsize, ownership.elements, inner, most)
+    candidates = Candidates(room.shape, itemsize, ownership.elements, inner)
     price = DEAR if _is_crowded(schedule) else CHEAP
     return banks.choose(candidates, tuple(dict.fromkeys(accesses)), price)
 

@@ -6,13 +6,11 @@ there.  ``origins`` has the other end, where values are read.
 
 import math
 from collections.abc import Collection
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from jaxmagma.lowering.cuda.origins import Strided
-from jaxmagma.plan import Plan, Pointwise, Rearrange, Tile
+from jaxmagma.plan import Plan, Tile
 from jaxmagma.program import Place
 from jaxmagma.strides import composed_view, places, row_major
 
@@ -71,37 +69,3 @@ def placed_once(place: Place, tiles: tuple[Tile, ...]) -> bool:
     """Whether the pieces cover the tile, each value once."""
     every = [places(offset, strides, tiles[x].shape).ravel() for x, offset, strides in place.pieces]
     return np.array_equal(np.sort(np.concatenate(every)), np.arange(math.prod(place.tile)))
-
-
-def with_joined_places(plan: Plan) -> Plan:
-    """The plan with sums of tiles made of parts as one tile made of all their parts."""
-    first = len(plan.program.inputs)
-    steps = list(plan.steps)
-
-    def place(tile: int) -> Place | None:
-        step = steps[tile - first] if tile >= first else None
-        return step if isinstance(step, Place) else None
-
-    def piece_of_operand(piece: tuple[int, int, tuple[int, ...]]) -> Any:
-        """A transposed piece as what it was, placed along its own axes."""
-        tile, offset, strides = piece
-        step = steps[tile - first] if tile >= first else None
-        if not isinstance(step, Rearrange):
-            return piece
-        new = [x for x in step.output_labels if x not in step.labels]
-        if set(step.labels) - set(step.output_labels) or any(step.extents[x] > 1 for x in new):
-            return piece
-        own = tuple(strides[step.output_labels.index(x)] for x in step.labels)
-        return piece_of_operand((step.operand, offset, own))
-
-    for position, step in enumerate(steps):
-        if isinstance(step, Place):
-            steps[position] = replace(step, pieces=tuple(map(piece_of_operand, step.pieces)))
-        if not isinstance(step, Pointwise) or step.function != "add":
-            continue
-        parts = [place(x) for x in step.operands]
-        if set(step.labels) != {step.output_labels} or not all(parts):
-            continue
-        pieces = tuple(piece for part in parts if part is not None for piece in part.pieces)
-        steps[position] = Place(pieces, step.shape)
-    return replace(plan, steps=tuple(steps)).without_dead_steps()

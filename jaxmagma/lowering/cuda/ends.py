@@ -11,12 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from jaxmagma.lowering.cuda.accumulations import (
-    SHARED_REGISTERS,
-    accumulations,
-    registers_of,
-    whole_registers,
-)
+from jaxmagma.lowering.cuda.accumulations import accumulations, registers_of, whole_registers
 from jaxmagma.lowering.cuda.destinations import Destination, find_destinations
 from jaxmagma.lowering.cuda.origins import Origin, origin
 from jaxmagma.lowering.cuda.sweeps import Accumulation
@@ -72,19 +67,18 @@ class Ends:
     def result_size(self, output: int) -> int:
         return self.plan.tiles[self.plan.results[output]].size
 
-    def sums_registers(self, whole: Set[int], split: int) -> int:
+    def sums_registers(self, whole: Set[int]) -> int:
         """Registers of a thread that hold pieces of sums from one element to the next.
 
-        Not of ``whole`` ones. So many warps share the columns of a sum.
+        Not of ``whole`` ones.
         """
         sums = (self.plan.tiles[self.plan.results[x]].shape for x in self.accumulated - whole)
-        return sum(registers_of(rows, columns, self.dtype, split) for rows, columns in sums)
+        return sum(registers_of(rows, columns, self.dtype) for rows, columns in sums)
 
     def kept_registers(self, whole: Set[int]) -> int:
-        """The same, if warps share them where they had better, and those for whole sums."""
-        every = self.sums_registers(whole, 1)
-        pieces = self.sums_registers(whole, 2) if every > SHARED_REGISTERS else every
-        return pieces + sum(whole_registers(self.plan, self.plan.results[x]) for x in whole)
+        """The same, and those for whole sums."""
+        every = (whole_registers(self.plan, self.plan.results[x]) for x in whole)
+        return self.sums_registers(whole) + sum(every)
 
 
 def ends_of(plan: Plan, ahead: bool) -> Ends:

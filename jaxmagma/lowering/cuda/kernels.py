@@ -9,7 +9,6 @@ from jaxmagma.functions import COMPLEX_FUNCTIONS
 from jaxmagma.lowering.cuda.architectures import Limits, limits_of
 from jaxmagma.lowering.cuda.blocks import TYPES, Block
 from jaxmagma.lowering.cuda.calls import kernel_of_block, kernel_of_panels
-from jaxmagma.lowering.cuda.destinations import with_joined_places
 from jaxmagma.lowering.cuda.folding import constants_folded
 from jaxmagma.lowering.cuda.functors import FUNCTORS
 from jaxmagma.lowering.cuda.gemms import LARGEST_BLOCK
@@ -22,7 +21,7 @@ from jaxmagma.lowering.cuda.model import (
 )
 from jaxmagma.lowering.cuda.origins import resolvable
 from jaxmagma.lowering.cuda.panels import Panels, panels_of
-from jaxmagma.lowering.cuda.parameters import FREED, Parameters
+from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.cuda.sums import spread
 from jaxmagma.lowering.cuda.vectors import with_vectors
 from jaxmagma.lowering.kernel import Declined, Excess, Kernel
@@ -64,7 +63,7 @@ def kernel_of(
     if isinstance(block, Block) and wants_rows(block):
         # The fastest axis then has its turn at the points, and nobody waits for the next element.
         turned = factoring.planned(plan.program, middle="fastest")
-        asked = replace(given, ahead=FREED) if given.ahead is None else given
+        asked = replace(given, ahead=True) if given.ahead is None else given
         rows = _block(turned, asked, limits, target.even_odd, in_rows=True)
         if isinstance(rows, Block) and rows.transfers.streams and comes_in_rows(rows):
             block = rows
@@ -99,7 +98,7 @@ def _block(
 
 def _resolved(plan: Plan) -> Plan:
     """The plan as blocks of threads do it."""
-    return resolvable(spread(with_joined_places(plan), LARGEST_BLOCK))
+    return resolvable(spread(plan, LARGEST_BLOCK))
 
 
 def _declined(plan: Plan) -> Declined | None:

@@ -14,7 +14,7 @@ from jaxmagma.lowering.cuda.matrices import GROUP, Matrices
 from jaxmagma.lowering.cuda.ownership import Ownership
 from jaxmagma.lowering.cuda.parameters import RESERVED_BYTES
 from jaxmagma.lowering.cuda.rooms import Room, rooms_of
-from jaxmagma.lowering.cuda.transfers import BEFORE, Transfers
+from jaxmagma.lowering.cuda.transfers import Transfers
 
 
 # Threads that a multiprocessor should have at a time.
@@ -28,7 +28,6 @@ class Placed:
     strides: Strides
     begin: int
     end: int
-    second: int  # from there to the other place of a tile that has two, else 0
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ def layout_of(
     if not (in_place or has_room(layout)):
         in_place = True
         layout = placed(in_place)
-    may_wait = transfers.ahead and not transfers.twice and not schedule.alone
+    may_wait = transfers.ahead and not schedule.alone
     if may_wait and transfers.fetched and not has_room(layout):
         # Where more groups have room so, what comes ahead comes late.
         late = placed(in_place, late=True)
@@ -134,7 +133,6 @@ class _Claim:
     room: Room
     strides: Strides
     size: int  # values, of all elements
-    twice: bool
     stages: frozenset[int]  # during which its tiles are there
 
 
@@ -151,10 +149,8 @@ def _claim(
         size += group - 1  # the first tile may begin anywhere in a group
     stages, end = {*range(room.first, room.last + 1)}, len(transfers.schedule.stages)
     if room.brought and transfers.ahead:
-        again = BEFORE if transfers.twice else end - 1 if late else room.last
-        stages |= {*range(again, end + 1)}
-    twice = room.brought and transfers.twice
-    return _Claim(room, strides, -(-size // group) * group, twice, frozenset(stages))
+        stages |= {*range(end - 1 if late else room.last, end + 1)}
+    return _Claim(room, strides, -(-size // group) * group, frozenset(stages))
 
 
 def _tiles(claims: Sequence[_Claim], elements: int) -> tuple[dict[int, Placed], int]:
@@ -167,7 +163,7 @@ def _tiles(claims: Sequence[_Claim], elements: int) -> tuple[dict[int, Placed], 
         own, end = claim.strides, begin + claim.strides.element * elements
         for tile, axes in claim.room.axes.items():
             at = Strides(tuple(own.axes[x] for x in axes), own.element)
-            tiles[tile] = Placed(at, begin, end, claim.size if claim.twice else 0)
+            tiles[tile] = Placed(at, begin, end)
     return tiles, front
 
 
@@ -178,13 +174,13 @@ def _packed(claims: Sequence[_Claim]) -> tuple[int, list[tuple[_Claim, int]]]:
     """
     placed: list[tuple[_Claim, int, int]] = []  # with begin and end
     for claim in claims:
-        size, begin = claim.size * (1 + claim.twice), 0
+        begin = 0
         others = ((b, e) for x, b, e in placed if x.stages & claim.stages)
         for other_begin, end in sorted(others):
-            if begin + size <= other_begin:
+            if begin + claim.size <= other_begin:
                 break
             begin = max(begin, end)
-        placed.append((claim, begin, begin + size))
+        placed.append((claim, begin, begin + claim.size))
     return max((end for *_, end in placed), default=0), [(x, begin) for x, begin, _ in placed]
 
 

@@ -24,9 +24,8 @@ GROUP = 16
 QUAD_FIBRES = 2
 # What threads have at hand of the constant bank. Each value beyond takes them ten cycles and more.
 CONSTANT_CACHE_BYTES = 2048
-# Matrices stay in registers, if they take no more than this; less for each fibre more of a quad.
-HELD_REGISTERS = 150
-ANOTHER_FIBRE = 20
+# Matrices stay in registers, if they take no more than this.
+HELD_REGISTERS = 130
 # Of 252 bytes of registers that the threads of a warp share, matrices beside sums have so many:
 # with 200 others would spill.
 UNIFORM_BYTES = 192
@@ -135,9 +134,7 @@ def are_held(schedule: Schedule, parameters: Parameters) -> bool:
     if not schedule.quads:
         size = sum(_bank_bytes(schedule, x) for x in set(_of_threads(schedule)))
         return bool(schedule.ends.summed) and size <= UNIFORM_BYTES
-    fibres = parameters.fibres or QUAD_FIBRES
-    most = HELD_REGISTERS - ANOTHER_FIBRE * (fibres - 1) - schedule.kept_registers
-    return held_registers(schedule) <= most
+    return held_registers(schedule) + schedule.kept_registers <= HELD_REGISTERS
 
 
 def held_registers(schedule: Schedule) -> int:

@@ -11,16 +11,12 @@ from jaxmagma.lowering.cuda.blocks import Block
 from jaxmagma.lowering.cuda.ends import ends_of
 from jaxmagma.lowering.cuda.layout import ENOUGH_THREADS, layout_of
 from jaxmagma.lowering.cuda.matrices import held_registers, matrices_of
-from jaxmagma.lowering.cuda.ownership import (
-    QUAD_THREADS,
-    SEVERAL_MOVES,
-    ownerships,
-)
-from jaxmagma.lowering.cuda.parameters import FREED, MAX_THREADS, Parameters
+from jaxmagma.lowering.cuda.ownership import QUAD_THREADS, SEVERAL_MOVES, ownerships
+from jaxmagma.lowering.cuda.parameters import MAX_THREADS, SHARED_BYTES, Parameters
 from jaxmagma.lowering.cuda.quads import schedules
 from jaxmagma.lowering.cuda.schedule import Schedule
 from jaxmagma.lowering.cuda.streams import streams_of
-from jaxmagma.lowering.cuda.sweeps import Gemm, Sweep, copies
+from jaxmagma.lowering.cuda.sweeps import Gemm, Sweep
 from jaxmagma.lowering.cuda.transfers import transfers_of
 from jaxmagma.lowering.kernel import Declined, Excess
 from jaxmagma.plan import Plan
@@ -28,14 +24,10 @@ from jaxmagma.plan import Plan
 
 # So many threads keep a multiprocessor busy even if each has work of its own. The compiler must be
 # told to leave room for them where a thread does several operations on fibres of so many registers,
-# or so many on single values; and for all that there can be, where it needs no more than the last.
+# or so many on single values.
 BUSY_THREADS = 384
 CROWDED_REGISTERS = 45
 CROWDED_MOVES = 100
-LIGHT_REGISTERS = 42
-# Twice as many threads if shared memory has room for one group of quads alone, or for two and
-# registers for both.
-QUAD_REGISTERS = 60
 # Registers of a thread for places in memory, beside its values and matrices; more for both ends of
 # fibres in several operations; and at least, beside whole sums and fibres.
 QUAD_PLACES = 36
@@ -49,9 +41,6 @@ SECTOR = 32
 FEWEST_GROUPS = 2
 # So long are rows that had better come to each warp as it needs them.
 ROW_VALUES = 11
-# One warp has registers for so many of sums, and a multiprocessor for so many warps then.
-WARP_SUMS = 24
-WARPS_WITH_SUMS = 8
 # What a multiprocessor asks for of the elements after these, and of these for later stages, at
 # most: more is gone when it is read (benchmarks/results/rules-h200.txt).
 ASKED_BYTES = 96 << 10
@@ -70,21 +59,8 @@ def choose(
     Matrices that are symmetric about their centre may be multiplied by ``even_odd`` halves, and
     operands may come ``in_rows``.
     """
-    block = _choose(plan, parameters, limits, even_odd, in_rows)
-    if parameters.ahead is None and isinstance(block, Block) and _waits(block):
-        ahead = _choose(plan, replace(parameters, ahead=FREED), limits, even_odd, in_rows)
-        # Not if gathered tiles, which then have a place of their own, leave less room for others.
-        if isinstance(ahead, Block) and ahead.transfers.fetched == block.transfers.fetched:
-            return ahead
-    return block
-
-
-def _choose(
-    plan: Plan, parameters: Parameters, limits: Limits, even_odd: bool | None, in_rows: bool
-) -> Block | Declined:
-    """The first candidate that there is room for."""
     for block in _candidates(plan, parameters, limits, even_odd, in_rows):
-        bytes_, most = block.shared_bytes, _most_shared(block, parameters)
+        bytes_, most = block.shared_bytes, _most_shared(block)
         given = parameters.min_blocks
         few = _least_blocks(block) if given is None else given
         if bytes_ <= most and not (_may_fetch(block, parameters) and _is_alone(block, few)):
@@ -128,22 +104,11 @@ def _candidates(
 
 
 def _more_threads(block: Block) -> int | None:
-    """How many threads quads had better have: more, if few groups have room, and all registers."""
-    schedule, threads, sums = block.schedule, block.ownership.threads, block.ends.accumulations
-    if not schedule.quads:
-        return None
-    if schedule.alone:
-        # Two warps share sums that are too large for one, or memory that is too small for all.
-        large = schedule.sums_registers(1) > WARP_SUMS
-        few = block.resident < WARPS_WITH_SUMS
-        return 2 * threads if sums and schedule.octets > 2 and (large or few) else None
-    sweeps = [x for x in schedule.sweeps if x.lanes > 1]
-    light = all(schedule.live_registers(x) <= QUAD_REGISTERS for x in sweeps)
-    few = block.resident == 1 or (block.resident == 2 and light)
-    if not (few and QUAD_THREADS <= threads <= MAX_THREADS // 2):
-        return None
-    # Two groups of twice the threads would not have registers for sums.
-    return BUSY_THREADS // 2 if sums and block.resident == 2 else 2 * threads
+    """How many threads quads had better have: more, if one group alone has room."""
+    threads, many = block.ownership.threads, block.schedule.quads and not block.schedule.alone
+    if many and block.resident == 1 and QUAD_THREADS <= threads <= MAX_THREADS // 2:
+        return 2 * threads
+    return None
 
 
 def _least_blocks(block: Block) -> int:
@@ -162,8 +127,7 @@ def _least_blocks(block: Block) -> int:
         few = min(block.resident, most, ENOUGH_THREADS // threads)
     elif block.ends.accumulations:
         # Sums leave the compiler no registers to keep what it could as well read again.
-        several = schedule.alone or any(len(x.moves) > SEVERAL_MOVES for x in schedule.sweeps)
-        few = min(block.resident, BUSY_THREADS // (2 if several else 1) // threads)
+        few = min(block.resident, BUSY_THREADS // 2 // threads)
     elif schedule.quads:
         most = block.limits.registers // (threads * _quad_registers(block))
         # More would not have the registers that quads need.
@@ -171,8 +135,6 @@ def _least_blocks(block: Block) -> int:
         few = 1 if schedule.alone else min(block.resident, enough, most)
     elif any(_is_crowded(schedule, x) for x in schedule.sweeps):
         few = min(3, round(BUSY_THREADS / threads))
-    elif _wants_all_threads(schedule):
-        few = min(block.resident, MAX_THREADS // threads)
     return max(1, few)
 
 
@@ -194,25 +156,13 @@ def _is_crowded(schedule: Schedule, sweep: Sweep) -> bool:
     return several and schedule.live_registers(sweep) > CROWDED_REGISTERS
 
 
-def _wants_all_threads(schedule: Schedule) -> bool:
-    """Whether threads have little each, but a compiler would have them load many points ahead.
-
-    Then more of them hide more of the time that loads take.
-    """
-    sweeps = schedule.sweeps
-    fibres = max((x.count for x in sweeps if not x.single), default=0)
-    points = [x.count for x in sweeps if x.single and not copies(x)]
-    light = schedule.most_registers <= LIGHT_REGISTERS
-    return light and any(count >= 4 * fibres > 0 for count in points)
-
-
 # ---- Memory --------------------------------------------------------------------------------------
 
 
-def _most_shared(block: Block, parameters: Parameters) -> int:
+def _most_shared(block: Block) -> int:
     """Bytes of shared memory that a block may have, of one element or of several."""
     most = block.limits.shared_of_block
-    return most if block.elements == 1 else min(most, parameters.shared_bytes)
+    return most if block.elements == 1 else min(most, SHARED_BYTES)
 
 
 def _may_fetch(block: Block, parameters: Parameters) -> bool:
@@ -231,21 +181,15 @@ def _is_alone(block: Block, few: int) -> bool:
     return not block.transfers.ahead and block.resident < FEWEST_GROUPS
 
 
-def _waits(block: Block) -> bool:
-    """Whether few groups would wait, first for an index: operands had better come ahead."""
-    ends = block.ends
-    return bool(block.transfers.fetched) and bool(ends.gathered) and not ends.summed
-
-
 def _wants_prefetch(block: Block) -> bool:
     """Whether to ask for what later stages read; for sums, for what the elements after these have.
 
     All multiprocessors share a cache. What they ask for must fit there beside what they read and
     write meanwhile, or it is gone when it is read. Warps that have elements of their own have
-    little of both, and complex products take longer than memory.
+    little of both.
     """
     ends, schedule = block.ends, block.schedule
-    if schedule.alone or (ends.dtype.kind == "c" and not ends.summed):
+    if schedule.alone:
         return True
     if ends.summed:
         read, most = schedule.everything_read, ASKED_BYTES

@@ -20,8 +20,6 @@ from jaxmagma.lowering.cuda.transfers import Transfers, is_direct
 # share what it has of a matrix.
 QUAD_THREADS = 128
 QUAD_LINES = 4
-# So many threads, or more, have one element, if there are sums.
-THREADS_WITH_SUMS = 48
 # Multiply-adds of an accumulation that are work for one thread.
 ACCUMULATED_VALUES = 1024
 # Where a fibre of four-byte values takes no more registers, a thread has so many at a time; two, if
@@ -29,8 +27,6 @@ ACCUMULATED_VALUES = 1024
 PACKED = ((10, 4), (18, 2))
 NEAR_REGISTERS = 75
 SEVERAL_MOVES = 8
-# A warp that has to arrange matrices for itself uses them for so many elements in turn.
-TRACED_SLICES = 8
 
 
 @dataclass(frozen=True)
@@ -40,7 +36,6 @@ class Ownership:
     threads: int  # of a group
     elements: int  # of a group, at a time
     groups: int  # of a block
-    slices: int  # of elements that a group works through
     packed: int  # fibres that a thread has at a time
     paired: int  # fibres that a quad has at a time
     widest: int  # threads that one element keeps busy in the stage that has work for most
@@ -74,12 +69,12 @@ def ownerships(matrices: Matrices, transfers: Transfers, given: Parameters) -> I
     schedule = matrices.schedule
     packed = _packed(matrices, given)
     widest = max((_threads_of(schedule, x, packed) for x in schedule.stages), default=1)
-    groups, slices = _groups(schedule, given), _slices(matrices, given)
+    groups = _groups(schedule, given)
     paired = given.fibres or QUAD_FIBRES
     for elements, threads in _shapes(schedule, widest, bool(transfers.streams), given):
         # Barriers of several warps are barriers of the whole block.
         several = groups if threads <= WARP else 1
-        yield Ownership(threads, elements, several, slices, packed, paired, widest)
+        yield Ownership(threads, elements, several, packed, paired, widest)
 
 
 def _shapes(
@@ -89,9 +84,8 @@ def _shapes(
     if given.elements is not None:
         threads = min(MAX_THREADS, _round_up(given.elements * most, WARP))
         return [(given.elements, given.threads or threads)]
-    sums = bool(schedule.ends.accumulations)
     if schedule.alone:
-        if sums and schedule.octets > 2:
+        if schedule.ends.accumulations and schedule.octets > 2:
             return [(1, given.threads or WARP)]  # no registers for a second element beside sums
         # Eight fibres are multiplied in the time of sixteen.
         return [(1 + schedule.octets % 2, given.threads or WARP)]
@@ -100,9 +94,6 @@ def _shapes(
         return [(1, given.threads or QUAD_THREADS)]
     if most > largest:
         return [(1, given.threads or min(512, _round_up(most, WARP)))]
-    if sums and not (schedule.quads or given.threads) and most >= THREADS_WITH_SUMS:
-        # Sums have barriers of their own: the fewer threads, the fewer wait there.
-        return [(1, _round_up(most, WARP))]
     best, best_score = 1, 0.0
     for slots in range(1, 1 + (1 if in_rows else largest // most)):
         threads = given.threads or _round_up(slots * most, WARP)
@@ -131,11 +122,7 @@ def _threads_of(schedule: Schedule, stage: Stage, packed: int) -> int:
         copied = schedule.staged | schedule.rewritten
         staged = any(move.result.tile in copied for move in stage.moves)
         return -(-stage.count // (16 if staged else 4))
-    if stage.single:
-        # The threads that have fibres take several points, unless points are much of the work.
-        fibres = sum(x.flops for x in schedule.sweeps if not x.single)
-        return -(-stage.count // (4 if 2 * stage.flops <= fibres else 1))
-    return -(-stage.count // packed)
+    return -(-stage.count // (1 if stage.single else packed))
 
 
 def _packed(matrices: Matrices, given: Parameters) -> int:
@@ -163,16 +150,6 @@ def _groups(schedule: Schedule, given: Parameters) -> int:
     if given.groups is not None:
         return given.groups
     return 2 if is_direct(schedule) and given.threads in (None, WARP) else 1
-
-
-def _slices(matrices: Matrices, given: Parameters) -> int:
-    schedule = matrices.schedule
-    if schedule.ends.summed or given.ahead:
-        return 1
-    if given.slices is not None:
-        return given.slices
-    traced = any(not schedule.ends.is_constant(x.tile) for x in matrices.pieces)
-    return TRACED_SLICES if (is_direct(schedule) and traced) or matrices.near else 1
 
 
 def _round_up(value: int, multiple: int) -> int:

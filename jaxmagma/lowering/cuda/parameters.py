@@ -22,9 +22,6 @@ WIDE_REGISTERS = 64
 # Who owns values: threads whole fibres, four lanes fibres that tensor cores multiply, or a warp
 # some elements, whole.
 Owner = Literal["threads", "quads", "panels"]
-# When operands come: as they are needed, those of the next elements as soon as their place is free,
-# or, with a second place, all the time.
-NEEDED, FREED, TWICE = range(3)
 
 
 @dataclass(frozen=True)
@@ -34,16 +31,14 @@ class Parameters:
     threads: int | None = None  # of a group: threads that work together on some elements
     elements: int | None = None  # of a group
     groups: int | None = None  # in a block; groups of one warp never wait for another
-    slices: int | None = None  # that a group works through, one after the other
     min_blocks: int | None = None  # on a multiprocessor, for the compiler's choice of registers
     owner: Owner | None = None  # of values: threads, four lanes, or a warp
     fibres: int | None = None  # of a thread, or of four lanes, at a time
     fetch: int | None = None  # operands that the copy engine brings to shared memory
-    ahead: int | None = None  # those of the next elements come: NEEDED, FREED or TWICE
-    shared_bytes: int = SHARED_BYTES  # most shared memory for one block
+    ahead: bool | None = None  # those of the next elements come as soon as their place is free
 
     def __post_init__(self) -> None:
-        for name in ("threads", "elements", "groups", "slices", "fibres"):
+        for name in ("threads", "elements", "groups", "fibres"):
             given = getattr(self, name)
             if given is not None and given < 1:
                 raise ValueError(f"{name}={given} is none at all")
@@ -51,8 +46,8 @@ class Parameters:
             raise ValueError(f"fetch={self.fetch} is less than none")
         if self.owner is not None and self.owner not in get_args(Owner):
             raise ValueError(f"owner={self.owner!r} is none of {', '.join(get_args(Owner))}")
-        if self.ahead not in (None, NEEDED, FREED, TWICE):
-            raise ValueError(f"ahead={self.ahead} is none of {NEEDED}, {FREED}, {TWICE}")
+        if self.ahead not in (None, False, True):
+            raise ValueError(f"ahead={self.ahead!r} is neither True nor False")
         if self.groups is not None and self.groups > 1 and self.threads != WARP:
             raise ValueError(f"groups of {self.threads} threads: several in a block have 32 each")
 
@@ -74,9 +69,7 @@ SPACE = Space(
         one("min_blocks", None, 2, 4, 1, 3, 6, 8),
         one("owner", None, "quads", "threads", "panels"),
         one("fibres", None, 1, 2, 4),
-        one("slices", None, 1, 2, 4),
         one("fetch", None, 0, 1, 2, 4),
-        one("ahead", None, FREED, NEEDED, TWICE),
-        one("shared_bytes", SHARED_BYTES, 227 << 10, 48 << 10),
+        one("ahead", None, True, False),
     )
 )

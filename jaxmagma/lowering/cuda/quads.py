@@ -4,7 +4,7 @@ The rules and numbers here were found by timing (``python -m benchmarks.variants
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from jaxmagma import parity
 from jaxmagma.lowering.cuda.architectures import Limits
@@ -14,7 +14,7 @@ from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.cuda.schedule import FEW_OCTETS, Schedule, schedules_of
 from jaxmagma.lowering.cuda.sweeps import BY_TENSOR_CORES, Sweep, as_mode, live_registers
 from jaxmagma.parity import Halves
-from jaxmagma.plan import Plan, Product
+from jaxmagma.plan import Product
 
 
 # Tensor cores take fibres of so many values or more, if a thread would need more registers than
@@ -22,12 +22,8 @@ from jaxmagma.plan import Plan, Product
 FEW_VALUES = 10
 THREAD_REGISTERS = 43
 ALONE_REGISTERS = 59
-# Of complex fibres: so long ones, where pieces of matrices take less than this of the time that
-# threads take; or where these would need more registers than the first; always beyond the second.
+# Complex fibres of so many values or more, four real products each, if they are done sooner so.
 COMPLEX_VALUES = 8
-COMPLEX_SHARE = 0.7
-COMPLEX_REGISTERS = 88
-MOST_COMPLEX_REGISTERS = 150
 # More multiply-adds than so many for each value of memory take time. Only then symmetric matrices
 # are multiplied half by half, by tensor cores if they are so large: lesser halves leave much of a
 # piece empty. And only then tensor cores are worth more than the registers of threads
@@ -95,25 +91,13 @@ def _wants_quads(schedule: Schedule, limits: Limits) -> bool:
     if any(min(plan.tiles[x].shape) >= SPLIT_BY_QUADS for x in schedule.halves):
         return True
     if schedule.ends.dtype.kind == "c":
-        return _wants_complex_quads(plan, sweeps, limits)
+        long = any(_longest(x) >= COMPLEX_VALUES for x in sweeps)
+        return long and _share(sweeps, limits) < 1
     if not _multiplies_much(schedule.ends):
         return False
     few = -(-max((x.count for x in sweeps), default=0) // 8) <= FEW_OCTETS
     most = ALONE_REGISTERS if few or _share(sweeps, limits) > 1 else THREAD_REGISTERS
     return any(_longest(x) >= FEW_VALUES and live_registers(plan, x, {}) > most for x in sweeps)
-
-
-def _wants_complex_quads(plan: Plan, sweeps: Sequence[Sweep], limits: Limits) -> bool:
-    """The same for complex numbers: four real products each, so that their time counts sooner."""
-    long = max((_longest(x) for x in sweeps), default=0)
-    if not long:
-        return False
-    share = _share(sweeps, limits)
-    live = max(live_registers(plan, x, {}) for x in sweeps)
-    if live > MOST_COMPLEX_REGISTERS:
-        return True
-    crowded = live > COMPLEX_REGISTERS and share < 1
-    return crowded or (long >= COMPLEX_VALUES and share < COMPLEX_SHARE)
 
 
 def _share(sweeps: Iterable[Sweep], limits: Limits) -> float:

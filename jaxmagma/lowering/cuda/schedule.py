@@ -106,8 +106,9 @@ class Schedule:
         """Of a thread, for the fibres of any sweep."""
         return max(map(self.live_registers, self.sweeps), default=0)
 
-    def sums_registers(self, split: int) -> int:
-        return self.ends.sums_registers(self.whole, split)
+    @property
+    def sums_registers(self) -> int:
+        return self.ends.sums_registers(self.whole)
 
     @property
     def kept_registers(self) -> int:

@@ -3,8 +3,8 @@
 A tile is in shared memory from the stage that makes it until the last one that reads it. Operands
 may be brought there before the first stage: whole ones that the copy engine has *fetched*, and
 gathered ones by threads. Those of the next elements may come *ahead*, as soon as these have been
-read; or, if they have a second place, all the time. Others come in rows (see ``streams``), or are
-read from global memory by the stages that need them.
+read. Others come in rows (see ``streams``), or are read from global memory by the stages that need
+them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jaxmagma.lowering.cuda.architectures import Limits
-from jaxmagma.lowering.cuda.parameters import TWICE, Parameters
+from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.cuda.schedule import Schedule
 from jaxmagma.lowering.cuda.streams import Stream
 from jaxmagma.lowering.cuda.sweeps import Assembly, made_by
@@ -39,7 +39,6 @@ class Transfers:
     fetched: tuple[int, ...]  # operands that the copy engine brings, as they are in memory
     streams: tuple[Stream, ...]  # operands that come in rows
     ahead: bool  # operands of the next elements are brought during the work on these
-    twice: bool  # to a place of their own, from the beginning of that work
     maker: Mapping[int, int]
     readers: Mapping[int, Sequence[int]]
 
@@ -108,7 +107,7 @@ def transfers_of(
         late = [x for x in whole if _read_late(schedule, x)]
         choices = [late, []] if late else [[]]
     for fetched in choices:
-        yield _transfers(schedule, streams, fetched, parameters.ahead or 0)
+        yield _transfers(schedule, streams, fetched, bool(parameters.ahead))
 
 
 def is_direct(schedule: Schedule) -> bool:
@@ -157,7 +156,7 @@ def _read_late(schedule: Schedule, operand: int) -> bool:
 
 
 def _transfers(
-    schedule: Schedule, streams: tuple[Stream, ...], fetched: Sequence[int], ahead: int
+    schedule: Schedule, streams: tuple[Stream, ...], fetched: Sequence[int], ahead: bool
 ) -> Transfers:
     ends, stages = schedule.ends, schedule.stages
     maker = dict.fromkeys((*fetched, *ends.brought), BEFORE)
@@ -173,6 +172,5 @@ def _transfers(
                 readers.setdefault(tile, []).append(position)
     for tile in {ends.plan.results[out] for out in ends.summed} & maker.keys():
         readers.setdefault(tile, []).append(len(stages))
-    comes = bool(ahead) and bool(fetched or ends.brought)
-    twice = ahead == TWICE and comes and not ends.brought
-    return Transfers(schedule, tuple(fetched), streams, comes, twice, maker, readers)
+    comes = ahead and bool(fetched or ends.brought)
+    return Transfers(schedule, tuple(fetched), streams, comes, maker, readers)

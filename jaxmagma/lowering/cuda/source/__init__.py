@@ -59,9 +59,6 @@ class Source:
         text(f"constexpr int kElements = {block.ownership.elements};  // of {group}")
         if block.ownership.groups > 1:
             text(f"constexpr int kGroups = {block.ownership.groups};  // in a block")
-        if block.ownership.slices > 1:
-            slices = block.ownership.slices
-            text(f"constexpr int kSlices = {slices};  // of so many elements, in turn")
         text()
         self._matrices.print_structs()
 
@@ -106,15 +103,14 @@ class Source:
             own = f" + {block.layout.values} * group" if several else ""
             text(f"{block.type}* const shared = reinterpret_cast<{block.type}*>(memory){own};")
         if block.transfers.fetched:
-            places = 2 if block.transfers.twice else 1
-            count = places * len(block.transfers.fetched)
+            count = len(block.transfers.fetched)
             groups, own = ("[kGroups]", "[group]") if several else ("", "")
             text(f"__shared__ Arrival arrivals{groups}[{count}];")
             text(f"Arrival* const arrived = arrivals{own};")
             elements = 1 if block.transfers.together else "kElements"
             text(f"prepare<kThreads, {elements}, {count}>(thread, arrived);")
             if block.loops:
-                text("unsigned done = 0;" if block.transfers.twice else "unsigned phase = 0;")
+                text("unsigned phase = 0;")
         self._streams.print_rooms()
 
     def _print_tiles(self) -> None:
@@ -146,8 +142,7 @@ class Source:
                 text(f"Block<{block.type}, {listed(shape)}> sum{out};", shape_of(shape))
                 text(f"zero(sum{out});")
             elif out in block.ends.accumulated:
-                sizes = listed((*shape, block.split))
-                text(f"ProductSum<{block.type}, {sizes}> sum{out};", shape_of(shape))
+                text(f"ProductSum<{block.type}, {listed(shape)}> sum{out};", shape_of(shape))
             else:
                 text(f"Sum<{block.type}, {block.ends.result_size(out)}, kThreads> sum{out};")
                 text(f"zero(sum{out}.value);")

@@ -21,8 +21,8 @@ class Barriers:
         self.reads: set[int] = set()
         self.writes: set[int] = set()
         # Tiles whose place waits for those of the next elements.
-        waits = self.transfers.ahead and not self.transfers.twice
-        self.waiting = [*self.transfers.fetched, *self.transfers.gathers] if waits else []
+        ahead = self.transfers.ahead
+        self.waiting = [*self.transfers.fetched, *self.transfers.gathers] if ahead else []
 
     def print_before(self, places: Places) -> None:
         """What a stage waits for before it reads and writes shared memory."""

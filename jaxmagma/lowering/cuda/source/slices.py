@@ -53,8 +53,7 @@ class Slices:
         self._print_prefetch(self.reads.keys() - soon - self.indices, _slice("run.first"))
         self._print_prefetch(self.indices, _slice(f"run.first + {step}"))
         if self.transfers.ahead and self.transfers.fetched:
-            half = "done" if self.transfers.twice else ""
-            tiles.print_fetches(self.transfers.fetched, "run.first", half)
+            tiles.print_fetches(self.transfers.fetched, "run.first")
         if self.transfers.gathers:
             with text.braces():
                 text(f"const auto next = {_slice('run.first')};")
@@ -73,9 +72,6 @@ class Slices:
             if self.block.ends.accumulations and self.block.matrices.rereads:
                 text("const int again = static_cast<int>(first >> 62);", f"zero: {UNKNOWN_ZERO}")
             text(f"const auto slice = {_slice('first')};")
-            if self.transfers.twice:
-                tiles.print_fetches(self.transfers.fetched, f"first + {step}", "(done + 1) % 2")
-                text("const unsigned half = done % 2, phase = done / 2 % 2;")
             later = self.fetched if self.transfers.ahead else set()
             names = self.reads.keys() - later - self.indices
             self._print_prefetch(names, _slice(f"first + {step}"))
@@ -99,8 +95,7 @@ class Slices:
             self.text(f"const Run run = {{{elements} * {own}, batch.inner}};")
             self.text(f"const long long step = {elements} * {groups};")
         else:
-            elements = "kElements * kSlices" if self.block.ownership.slices > 1 else "kElements"
-            self.text(f"const auto run = jaxmagma::run<{elements}>(batch, {group});")
+            self.text(f"const auto run = jaxmagma::run<kElements>(batch, {group});")
 
     def _print_prefetch(self, names: set[str], slice_: str) -> None:
         wanted = [x for x in self.reads if x in names]

@@ -38,7 +38,7 @@ def print_stages(
             else:
                 print_assembly(text, places, stage)
     if block.transfers.fetched and block.loops:
-        text("++done;" if block.transfers.twice else "phase ^= 1;")
+        text("phase ^= 1;")
     if block.ends.summed:
         _print_sums(text, block, barriers)
     elif block.loops and block.layout.tiles:

@@ -108,8 +108,6 @@ class Tiles:
         """The same, in shared memory."""
         at = self.block.layout.tiles[tile]
         begin, own = f"shared + {at.begin}", f" + {at.strides.element} * e"
-        if at.second:
-            begin += f" + {at.second} * half"
         if tile not in self.transfers.fetched:
             place = begin + own
         elif self.transfers.together:
@@ -134,17 +132,11 @@ class Tiles:
 
     def arrival(self, tile: int) -> str:
         """Which of the arrivals is that of an operand."""
-        number = self.transfers.fetched.index(tile)
-        return f"arrived[{2 * number} + half]" if self.transfers.twice else f"arrived[{number}]"
+        return f"arrived[{self.transfers.fetched.index(tile)}]"
 
-    def print_fetches(self, tiles: Iterable[int], first: str, half: str = "") -> None:
-        """Brings operands of the elements from ``first`` on, if there are any.
-
-        To the first or the second place of each, if these have two.
-        """
+    def print_fetches(self, tiles: Iterable[int], first: str) -> None:
+        """Brings operands of the elements from ``first`` on, if there are any."""
         with self.text.braces(f"if ({first} < run.end)"):
-            if half:
-                self.text(f"const unsigned half = {half};")
             self.text(f"const auto slice = jaxmagma::slice<kElements>({first}, run.end);")
             for tile in tiles:
                 self.print_global(self._operand(tile))
