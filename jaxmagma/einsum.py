@@ -24,7 +24,7 @@ from jaxmagma.capacity import (
     too_large,
     traced_once,
 )
-from jaxmagma.fallback import PlainCall, tell
+from jaxmagma.fallback import SYMBOLIC, PlainCall, is_symbolic, tell
 from jaxmagma.memo import interned
 from jaxmagma.order import contraction_order
 from jaxmagma.plan import plan
@@ -127,8 +127,8 @@ def capture(
     del optimize
     if out is not None or out_sharding is not None:
         return PlainCall("out= or out_sharding= is given")
-    if not all(isinstance(extent, int) for x in arrays for extent in np.shape(x)):
-        return PlainCall("an extent is symbolic")
+    if any(is_symbolic(np.shape(x)) for x in arrays):
+        return PlainCall(SYMBOLIC)
     dtype = np.dtype(jnp.result_type(*arrays))
     if not jnp.issubdtype(dtype, jnp.inexact):
         return PlainCall(f"{dtype} is not a floating-point dtype")

@@ -1,8 +1,9 @@
 """Why plain JAX computes a call, or a part of it, and how to hear of it."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
@@ -12,6 +13,14 @@ class PlainCall:
     """Why plain JAX computes a call."""
 
     reason: str
+
+
+SYMBOLIC = "an extent is symbolic"
+
+
+def is_symbolic(extents: Iterable[Any]) -> bool:
+    """Whether one is a variable of ``jax.export``, by which nothing can be decided."""
+    return not all(isinstance(x, int) for x in extents)
 
 
 class _Listener:

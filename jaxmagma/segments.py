@@ -8,7 +8,7 @@ A condition that is the same for all elements is such an equation, with a progra
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -25,7 +25,7 @@ from jaxmagma.builder import Builder
 from jaxmagma.capacity import can_be_constant, surely_fits, too_large, traced_once
 from jaxmagma.conditions import Kind
 from jaxmagma.derivatives import with_rules
-from jaxmagma.fallback import PlainCall, tell
+from jaxmagma.fallback import SYMBOLIC, PlainCall, is_symbolic, tell
 from jaxmagma.index import Gathered
 from jaxmagma.jaxpr import (
     Reader,
@@ -258,8 +258,9 @@ def _arrays(operands: Sequence[Operand]) -> list[jax.Array]:
 def run(closed: ClosedJaxpr, operands: Sequence[Operand], kinds: Sequence[Kind]) -> list[jax.Array]:
     """The results of a jaxpr of one element; ``kinds`` are those of the operands."""
     lines = inlined(closed, kinds)
-    if _dtype(lines) is None:
-        tell(PlainCall("it computes with no floating-point numbers"))
+    symbolic = any(map(is_symbolic, _shapes(lines)))
+    if symbolic or _dtype(lines) is None:
+        tell(PlainCall(SYMBOLIC if symbolic else "it computes with no floating-point numbers"))
         results = jaxpr_as_fun(closed)(*_arrays(operands))
         return [_typed(x, own) for x, own in zip(results, closed.out_avals, strict=True)]
     results = evaluate(lines, operands)
@@ -418,6 +419,12 @@ def _is_outside(operands: Sequence[Any]) -> bool:
 def _is_integer(x: Any) -> bool:
     known = isinstance(x, jax.Array | np.ndarray)
     return known and (x.dtype == bool or jnp.issubdtype(x.dtype, jnp.integer))
+
+
+def _shapes(lines: Lines) -> Iterator[tuple[Any, ...]]:
+    values = [x for line in lines.lines for x in [*line.operands, *line.results]]
+    for x in [*lines.parameters, *values]:
+        yield getattr(x.aval, "shape", ()) if isinstance(x, Variable) else np.shape(x)
 
 
 def _dtype(lines: Lines) -> Any:

@@ -1,4 +1,4 @@
-"""``jax.export`` of functions that call ``jm.einsum``: what comes back computes the same."""
+"""``jax.export`` of functions that jaxmagma runs: what comes back computes the same."""
 
 import importlib.util
 from collections.abc import Callable
@@ -94,6 +94,58 @@ def test_symbolic_extent_is_the_same_for_products_of_matrices() -> None:
     )
     exported = export(lambda a, b: jm.einsum("eij,ejk->eik", a, b), *structs)
     assert exported.out_avals[0].shape == (n, m, m)
+
+
+TABLE = np.random.default_rng(0).random((4, 3))
+
+# Functions of one element, a matrix, and how many rows it has.
+OF_ELEMENTS: dict[str, tuple[Callable[[jax.Array], Any], int]] = {
+    "pointwise": (jnp.sin, 2),
+    "product": (lambda u: TABLE @ u @ u.T, 3),
+    "gradient": (jax.grad(lambda u: jnp.sum(jnp.sin(TABLE @ u) ** 2)), 3),
+    "inverse": (jnp.linalg.inv, 3),
+    "eigenvalues": (jnp.linalg.eigvalsh, 3),
+    "softmax": (jax.nn.softmax, 2),
+    "einsum": (lambda u: jm.einsum("xa,yb,ab->xy", TABLE, TABLE, u), 3),
+}
+
+
+@pytest.mark.parametrize("name", OF_ELEMENTS)
+def test_any_number_of_elements_of_a_function(name: str, getkey: GetKey) -> None:
+    function, rows = OF_ELEMENTS[name]
+    (elements,) = jax.export.symbolic_shape("e")
+    exported = export(jm.fuse(function), jax.ShapeDtypeStruct((elements, rows, 3), np.float64))
+    for count in (1, ELEMENTS):
+        u = jnp.eye(rows, 3)[None] + 0.1 * normal(getkey(), (count, rows, 3))
+        assert_close(exported.call(u), jax.vmap(function)(u), 1e-12)
+
+
+def test_any_number_of_elements_of_a_vmapped_einsum(getkey: GetKey) -> None:
+    (elements,) = jax.export.symbolic_shape("e")
+    interpolate = jax.vmap(OF_ELEMENTS["einsum"][0])
+    exported = export(interpolate, jax.ShapeDtypeStruct((elements, 3, 3), np.float64))
+    u = normal(getkey(), (ELEMENTS, 3, 3))
+    assert_close(exported.call(u), interpolate(u), 1e-13)
+
+
+def test_gradients_for_any_number_of_elements(getkey: GetKey) -> None:
+    def gradients(repeated: Callable[..., Any]) -> Callable[..., Any]:
+        function = repeated(lambda table, u: jnp.tanh(table @ u), (None, 0))
+        return jax.grad(lambda *xs: jnp.sum(function(*xs) ** 2), (0, 1))
+
+    (elements,) = jax.export.symbolic_shape("e")
+    structs = [jax.ShapeDtypeStruct(shape, np.float64) for shape in ((4, 3), (elements, 3))]
+    exported = export(gradients(jm.fuse), *structs)
+    u = normal(getkey(), (ELEMENTS, 3))
+    assert_close(exported.call(TABLE, u), gradients(jax.vmap)(TABLE, u), 1e-12)
+
+
+@pytest.mark.parametrize("function", [jnp.sin, jnp.sum, lambda u: u @ u.T])
+def test_elements_of_any_size(function: Callable[..., Any], getkey: GetKey) -> None:
+    (size,) = jax.export.symbolic_shape("n")
+    exported = export(jm.fuse(function), jax.ShapeDtypeStruct((ELEMENTS, 2, size), np.float64))
+    u = normal(getkey(), (ELEMENTS, 2, 5))
+    assert_close(exported.call(u), jax.vmap(function)(u), 1e-12)
 
 
 @pytest.mark.parametrize("platforms", [("tpu",), ("cpu", "tpu"), ("cpu", "cuda", "tpu")])

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from jaxmagma import choices, native
 from jaxmagma.choices import MODEL, Choice
+from jaxmagma.fallback import SYMBOLIC, is_symbolic
 from jaxmagma.lowering import kept
 from jaxmagma.lowering.backends import BACKENDS
 from jaxmagma.lowering.kernel import Declined, Kernel
@@ -25,6 +26,8 @@ def lower(program: ElementProgram, extents: tuple[int, ...], platform: str) -> K
     module = native.load(platform)
     if isinstance(module, str):
         return Declined(module)
+    if is_symbolic(extents):
+        return Declined(SYMBOLIC)
     return lower_for(
         program, extents, Target.here(platform), choices.choose(program, extents, platform)
     )
