@@ -326,6 +326,10 @@ def eigh(a: Matrix, lower: bool, dtype: np.dtype) -> tuple[Matrix, Vector]:
     """
     count = len(a)
     a = a.copy() if lower else a.T.copy()
+    if count > 1:
+        # Rotations would turn some infinite numbers away: all become NaN where one is infinite.
+        read = np.tril_indices(count)
+        a[read] = a[read] + _total([x * 0.0 for x in a[read]])
     v = _known(a[0, 0], np.eye(count))
     for sweep in range(_sweeps(count, dtype) if count > 2 else 1):
         for number, (p, q) in enumerate(_rounds(count)):

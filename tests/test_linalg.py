@@ -437,6 +437,34 @@ def test_singular_matrices_and_what_is_no_number(name: str) -> None:
     np.testing.assert_allclose(found[:3], expected[:3], rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_eigenvalues_and_vectors_of_what_is_infinite(size: int, dtype: Any) -> None:
+    """All are NaN, wherever the infinite number stands."""
+    places = np.transpose(np.tril_indices(size))
+    made = np.tile(np.stack([np.eye(size), np.ones((size, size))])[:, None], (len(places), 1, 1))
+    for n, (i, j) in enumerate(places):
+        made[:, n, i, j] = made[:, n, j, i] = np.inf, -np.inf
+    a = jnp.asarray(made.reshape(-1, size, size), dtype)
+    assert np.isnan(jax.vmap(jnp.linalg.eigvalsh)(a)).all()
+    for function in (jnp.linalg.eigvalsh, jnp.linalg.eigh):
+        assert all(np.isnan(x).all() for x in jax.tree.leaves(jm.fuse(function)(a)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_eigenvalues_of_what_is_nearly_infinite(dtype: Any) -> None:
+    """Only numbers of the triangle that is read count, and no sum of them is too large."""
+    scale = np.finfo(dtype).max
+    a = jnp.asarray([scale * np.diag([0.75, -0.5, 0.25, 0.5]) + np.diag([np.inf] * 3, 1)], dtype)
+
+    def function(a: jax.Array) -> Any:
+        return jax.lax.linalg.eigh(a, symmetrize_input=False)
+
+    v, w = map(np.asarray, jm.fuse(function)(a))
+    np.testing.assert_array_equal(w / scale, [[-0.5, 0.25, 0.5, 0.75]])
+    assert np.isfinite(v).all()
+
+
 @pytest.mark.parametrize("name", ["det", "slogdet"])
 def test_the_derivative_of_a_singular_determinant(name: str) -> None:
     a = jnp.asarray([np.zeros((3, 3)), [[1, 2, 3], [2, 4, 6], [1, 1, 1]], np.diag([1, 1, 0])])
