@@ -144,18 +144,30 @@ def _gathering(
 ) -> Any:
     """The function of all elements, some arguments being vectors of which each reads its part."""
     spread = [x if _is_index(x) else None for x in _broadcast(in_axes, args)]
-    used: dict[tuple[GatherAxis, int], jax.Array] = {}
-    for axis, leaf in zip(spread, jax.tree.leaves(args), strict=True):
+    vectors, tree = jax.tree.flatten(args)
+    mapped = list(vectors)  # with an index in place of what it gathers
+    for n, (axis, vector) in enumerate(zip(spread, vectors, strict=True)):
         if axis is not None:
-            axis.check(leaf)
-            used[axis, len(leaf)] = axis.within(len(leaf))
+            axis.check(vector)
+            mapped[n] = axis.within(len(vector))
 
-    def element(indices: Sequence[jax.Array], *args: Any, **kwargs: Any) -> Any:
-        return _element(fn, args, kwargs, given, spread, dict(zip(used, indices, strict=True)))
+    @functools.wraps(fn)  # vmap's messages name the arguments
+    def element(*args: Any, **kwargs: Any) -> Any:
+        leaves = jax.tree.leaves(args)
+        indices = {}
+        for n, (axis, vector) in enumerate(zip(spread, vectors, strict=True)):
+            if axis is not None:
+                indices[axis, len(vector)], leaves[n] = leaves[n], vector
+        return _element(fn, jax.tree.unflatten(tree, leaves), kwargs, given, spread, indices)
 
     given = args, kwargs
-    over = jax.vmap(element, (0, *_replaced(in_axes, None)), out_axes, **options)
-    return over([*used.values()], *args, **kwargs)
+    over = jax.vmap(element, _replaced(in_axes, 0), out_axes, **options)
+    try:
+        return over(*jax.tree.unflatten(tree, mapped), **kwargs)
+    except ValueError as error:
+        if "inconsistent sizes" in str(error):
+            error.add_note("Of an argument that is gathered it is the type of the indices.")
+        raise
 
 
 # ---- One element ---------------------------------------------------------------------------------

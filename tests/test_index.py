@@ -414,8 +414,11 @@ def test_axes_in_the_wrong_place(vector: jax.Array) -> None:
 def test_wrong_shapes(vector: jax.Array, scale: jax.Array) -> None:
     with pytest.raises(ValueError, match=r"values of shape \(2,\) each.*\(7, 3\)"):
         fused(lambda u, s: u[:2] * s)(vector, scale)
-    with pytest.raises(ValueError, match="inconsistent sizes"):
+    with pytest.raises(ValueError, match="inconsistent sizes") as raised:
         fused()(vector, scale[:-1])
+    for told in ("argument u of type int32[7,3]", "argument scale of type float64[6]"):
+        assert told in str(raised.value)
+    assert "the indices" in "".join(raised.value.__notes__)
 
 
 def test_description() -> None:
