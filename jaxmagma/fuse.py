@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxmagma.closed import closed_forms
 from jaxmagma.conditions import Kind
-from jaxmagma.fallback import PlainCall, tell
+from jaxmagma.fallback import PlainCall, is_symbolic, tell
 from jaxmagma.index import GatherAxis, Gathered, ScatterAxis
 from jaxmagma.segments import read, run
 
@@ -145,11 +146,16 @@ def _gathering(
     """The function of all elements, some arguments being vectors of which each reads its part."""
     spread = [x if _is_index(x) else None for x in _broadcast(in_axes, args)]
     vectors, tree = jax.tree.flatten(args)
-    mapped = list(vectors)  # with an index in place of what it gathers
     for n, (axis, vector) in enumerate(zip(spread, vectors, strict=True)):
         if axis is not None:
             axis.check(vector)
-            mapped[n] = axis.within(len(vector))
+            if is_symbolic([*jnp.shape(vector), *axis.index.shape]):
+                spread[n], vectors[n] = None, axis.read(vector)
+    given = jax.tree.unflatten(tree, vectors), kwargs
+    mapped = [
+        vector if axis is None else axis.within(len(vector))
+        for axis, vector in zip(spread, vectors, strict=True)
+    ]
 
     @functools.wraps(fn)  # vmap's messages name the arguments
     def element(*args: Any, **kwargs: Any) -> Any:
@@ -160,7 +166,6 @@ def _gathering(
                 indices[axis, len(vector)], leaves[n] = leaves[n], vector
         return _element(fn, jax.tree.unflatten(tree, leaves), kwargs, given, spread, indices)
 
-    given = args, kwargs
     over = jax.vmap(element, _replaced(in_axes, 0), out_axes, **options)
     try:
         return over(*jax.tree.unflatten(tree, mapped), **kwargs)

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxmagma import primitive
 from jaxmagma.assembly import Assembly, assembly
+from jaxmagma.fallback import is_symbolic
 
 
 _LARGEST = int(np.iinfo(np.int32).max)
@@ -34,8 +35,8 @@ class GatherAxis:
 
     def check(self, vector: Any) -> None:
         """Raises if the vector is too short."""
-        short = self.bound is not None and jnp.ndim(vector) and self.bound > jnp.shape(vector)[0]
-        if jnp.ndim(vector) == 0 or (short and self.mode is None):
+        least = 0 if self.bound is None or self.mode is not None else self.bound
+        if jnp.ndim(vector) == 0 or least > jnp.shape(vector)[0]:
             raise IndexError(
                 f"gather: index {(self.bound or 0) - 1} is out of range for a vector of shape "
                 f"{jnp.shape(vector)}"
@@ -44,6 +45,11 @@ class GatherAxis:
     def within(self, length: int) -> jax.Array:
         """The index, in 32 bits, for a vector of that length: outside of it where that reads 0."""
         return _within("gather", self.index, length, self.mode)
+
+    def read(self, vector: Any) -> jax.Array:
+        """The values of all elements, by plain JAX."""
+        at = jnp.asarray(vector).at[self.within(jnp.shape(vector)[0])]
+        return at.get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
     @property
     def tables(self) -> tuple[jax.Array, ...]:
@@ -243,7 +249,7 @@ def _within(name: str, index: Any, length: int, mode: str | None) -> Any:
     """
     if mode is None:
         return index
-    if length > _LARGEST:
+    if not is_symbolic([length]) and length > _LARGEST:
         raise IndexError(f"{name}: a vector of {length} entries has indices of more than 31 bits")
     if index.dtype.itemsize < 4:
         index = index.astype(np.int32)

@@ -20,6 +20,7 @@ from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir, xla
 
 from jaxmagma import ahead, assembly, calculus, internals, partition, reference
+from jaxmagma.fallback import is_symbolic
 from jaxmagma.lowering import lower
 from jaxmagma.lowering.division import divide
 from jaxmagma.lowering.kernel import Declined, Kernel
@@ -47,13 +48,13 @@ def assemble(
 
     The values have the shape ``(*batch, *index.shape, *components)``; what is outside of the vector
     is dropped.  Without the tables of the index a GPU sorts it, or, if ``atomic``, adds in any
-    order.
+    order, as plain JAX does where an extent is symbolic.
     """
     batch, components = values.shape[:axes], values.shape[axes + index.ndim :]
     if 0 in values.shape or size == 0:
         return jnp.zeros((*batch, size, *components), values.dtype)
     values, index = values.reshape(*batch, index.size, *components), index.reshape(-1)
-    if not atomic:
+    if not atomic and not is_symbolic(values.shape):
         return _assemble(values, index, tables, axes, size)
     return _each(axes, functools.partial(assembly.added, size=size))(values, index)
 

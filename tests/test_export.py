@@ -148,6 +148,47 @@ def test_elements_of_any_size(function: Callable[..., Any], getkey: GetKey) -> N
     assert_close(exported.call(u), jax.vmap(function)(u), 1e-12)
 
 
+DOFS = np.array([[0, 2], [2, 1], [1, 0]])
+
+
+@pytest.mark.parametrize("mode", [None, "fill", "clip"])
+@pytest.mark.parametrize("dtype", [np.int16, np.int32, np.int64])
+def test_vectors_and_meshes_of_any_size(mode: Any, dtype: Any, getkey: GetKey) -> None:
+    """They are gathered from and added to by plain JAX, and so are their derivatives."""
+
+    def assembled(dofs: jax.Array, u: jax.Array) -> jax.Array:
+        into = jm.scatter_add(dofs, 4, mode=mode)
+        return jm.fuse(lambda u: jnp.sin(u) * u[0], jm.gather(dofs, mode=mode), into)(u)
+
+    def function(dofs: jax.Array, u: jax.Array) -> Any:
+        gradient = jax.grad(lambda u: jnp.sum(assembled(dofs, u) ** 2))(u)
+        return assembled(dofs, u), gradient
+
+    elements, size = jax.export.symbolic_shape("e, n")
+    exported = export(
+        function,
+        jax.ShapeDtypeStruct((elements, 2), dtype),
+        jax.ShapeDtypeStruct((size,), np.float64),
+    )
+    for count in (2, 5):
+        arguments = jnp.asarray(DOFS, dtype), normal(getkey(), (count,))
+        assert_close(exported.call(*arguments), jax.jit(function)(*arguments), 1e-13)
+
+
+def test_known_indices_in_vectors_of_any_size(getkey: GetKey) -> None:
+    """It takes a constraint to know that all of them are inside."""
+    function = jm.fuse(lambda u: 2 * u, jm.gather(DOFS))
+
+    def exported(*constraints: str) -> jax.export.Exported:
+        (size,) = jax.export.symbolic_shape("n", constraints=constraints)
+        return export(function, jax.ShapeDtypeStruct((size, 2), np.float64))
+
+    u = normal(getkey(), (5, 2))
+    assert_close(exported("n >= 3").call(u), 2 * u[DOFS])
+    with pytest.raises(Exception, match=r"comparison .* is inconclusive"):
+        exported()
+
+
 @pytest.mark.parametrize("platforms", [("tpu",), ("cpu", "tpu"), ("cpu", "cuda", "tpu")])
 def test_other_platforms(platforms: tuple[str, ...], operands: tuple[jax.Array, ...]) -> None:
     """A program lowers for platforms that this machine has not, one without a backend included."""
