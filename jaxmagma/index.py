@@ -5,6 +5,7 @@ What they return are pytrees.  Their leaves are the index and the tables of its 
 the function is compiled for, such as a size, is static.
 """
 
+import operator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,10 +136,10 @@ def gather(
       sorts them each time.
 
     Raises:
-      TypeError: ``dofs`` are not integers.
+      TypeError: ``dofs`` are not integers, ``size`` is none, or ``deterministic`` no truth value.
       IndexError: a known index is negative, or not below ``size``; or, when the function is called,
         beyond the vector's end.
-      ValueError: an unknown mode.
+      ValueError: an unknown mode, or a negative ``size``.
 
     >>> import jax, jaxmagma as jm, jax.numpy as jnp
     >>> mine = jm.gather([[0, 1, 2], [2, 3, 4]])            # two elements share entry 2
@@ -148,6 +149,8 @@ def gather(
     >>> total(mine, jnp.array([1.0, 2.0, 3.0, 4.0, 5.0])).tolist()
     [6.0, 12.0]
     """
+    size = None if size is None else _size("gather", size)
+    deterministic = _flag("gather", deterministic)
     made, bound, mode = _made("gather", dofs, size, mode, deterministic)
     return GatherAxis(*made, bound, mode, deterministic)
 
@@ -174,9 +177,9 @@ def scatter_add(
       A pytree, as :func:`gather` does.
 
     Raises:
-      TypeError: ``dofs`` are not integers.
+      TypeError: ``dofs`` are not integers, ``size`` is none, or ``deterministic`` no truth value.
       IndexError: a known index is not in ``range(size)``.
-      ValueError: an unknown mode.
+      ValueError: an unknown mode, or a negative ``size``.
 
     >>> import jax, jaxmagma as jm, jax.numpy as jnp
     >>> add = jm.scatter_add([[0, 1, 2], [2, 3, 4]], 5)
@@ -186,8 +189,25 @@ def scatter_add(
     >>> assembled(add, jnp.ones((2, 3))).tolist()
     [1.0, 1.0, 2.0, 1.0, 1.0]
     """
-    made, _, mode = _made("scatter_add", dofs, int(size), mode, deterministic)
-    return ScatterAxis(*made, int(size), mode, deterministic)
+    size, deterministic = _size("scatter_add", size), _flag("scatter_add", deterministic)
+    made, _, mode = _made("scatter_add", dofs, size, mode, deterministic)
+    return ScatterAxis(*made, size, mode, deterministic)
+
+
+def _size(name: str, size: Any) -> int:
+    try:
+        found = operator.index(size)
+    except TypeError as error:
+        raise TypeError(f"{name}: size is an integer, not {size!r}") from error
+    if found < 0:
+        raise ValueError(f"{name}: size is at least 0, not {found}")
+    return found
+
+
+def _flag(name: str, deterministic: Any) -> bool:
+    if not isinstance(deterministic, bool | np.bool_):
+        raise TypeError(f"{name}: deterministic is True or False, not {deterministic!r}")
+    return bool(deterministic)
 
 
 # ---- What is known of an index -------------------------------------------------------------------

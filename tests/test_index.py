@@ -402,6 +402,21 @@ def test_index_beyond_the_end(vector: jax.Array, scale: jax.Array) -> None:
         jm.scatter_add(DOFS, SIZE - 1)
 
 
+@pytest.mark.parametrize("make", [jm.gather, jm.scatter_add])
+def test_sizes_and_flags_of_the_wrong_kind(make: Function) -> None:
+    for size in (15.0, "15", jnp.array(15.0)):
+        with pytest.raises(TypeError, match=f"{make.__name__}: size is an integer"):
+            make(DOFS, size)
+    with pytest.raises(ValueError, match=f"{make.__name__}: size is at least 0, not -1"):
+        make(DOFS, -1)
+    for flag in ("no", None, 1):
+        with pytest.raises(TypeError, match=f"{make.__name__}: deterministic is True or False"):
+            make(DOFS, SIZE, deterministic=flag)
+    for integer in (np.int64(SIZE), jnp.array(SIZE)):
+        axis = make(DOFS, integer, deterministic=np.False_)
+        assert axis.bound == SIZE and axis.deterministic is False
+
+
 def test_axes_in_the_wrong_place(vector: jax.Array) -> None:
     with pytest.raises(TypeError, match="no entry of out_axes"):
         jm.fuse(lambda u: u, out_axes=jm.gather(DOFS))
