@@ -27,6 +27,10 @@ from jaxmagma.program import ElementProgram, View
 from jaxmagma.roofline import roofline
 
 
+# Why there is nothing to explain of a function, or to tune.
+NOTHING = "it calls neither jm.einsum nor jm.fuse, or they compute nothing"
+
+
 @dataclass(frozen=True)
 class Explanation:
     """What would run for one contraction.
@@ -170,7 +174,8 @@ def explain(
         found = tuple(map(_with_every_step, found))
     result: Any = found if callable(target) else found[0]
     if not quiet:
-        print("\n\n".join(str(x) + (f"\n\n{x.source}" if source else "") for x in found))
+        told = [str(x) + (f"\n\n{x.source}" if source else "") for x in found]
+        print("\n\n".join(told) or f"plain JAX runs all of it: {NOTHING}")
     return result
 
 

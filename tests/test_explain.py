@@ -322,6 +322,15 @@ def test_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 # ---- Running nothing -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("function", [jnp.sin, jm.fuse(lambda u: u)])
+def test_nothing_to_explain(
+    function: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert jm.explain(function, U) == ()
+    assert "it calls neither jm.einsum nor jm.fuse" in capsys.readouterr().out
+    assert explain(function, U) == () and not capsys.readouterr().out
+
+
 def test_runs_and_compiles_nothing() -> None:
     """Not even with arrays; and for far more elements than memory holds."""
     explain(INTERPOLATE, TABLE, TABLE, U)
