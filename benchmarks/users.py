@@ -28,6 +28,11 @@ def every() -> Iterator[Program]:
     yield _program("rotation/n8", rotated, ((4,), (8, 3)), 24, 8 * 30 + 12)
     yield _program("least-squares/n8", fitted, ((8, 3), (8,)), 3, 280)
     yield _program("runge-kutta/n6", integrated, ((6,),), 6, 8 * (72 + 72))
+    yield _program("weno/n20", weno, ((20,),), 16, 16 * 62)
+    yield _program("limiter/n20", limited, ((20,),), 18, 18 * 10)
+    yield _program("softmax/n10", jax.nn.softmax, ((10,),), 10, 50)
+    yield _program("flux/n4", flux, ((4,),), 8, 18)
+    yield _program("newton/n4", newton, ((4,), (4,)), 4, 4 * 72)
 
 
 def _program(
@@ -126,3 +131,36 @@ def integrated(x: Array) -> Array:
     """Eight steps of a nonlinear system."""
     A = _table(6, 6)
     return jax.lax.scan(lambda x, _: (x + 0.1 * jnp.tanh(A @ x), None), x, None, length=8)[0]
+
+
+def weno(u: Array) -> Array:
+    """Values at interfaces by the scheme of Jiang and Shu (1996) of fifth order."""
+    a, b, c, d, e = u[:-4], u[1:-3], u[2:-2], u[3:-1], u[4:]
+    curved = (a - 2 * b + c, b - 2 * c + d, c - 2 * d + e)
+    slopes = (a - 4 * b + 3 * c, b - d, 3 * c - 4 * d + e)
+    smooth = [13 / 12 * x**2 + 0.25 * y**2 for x, y in zip(curved, slopes, strict=True)]
+    w = [n / (1e-6 + x) ** 2 for n, x in zip((0.1, 0.6, 0.3), smooth, strict=True)]
+    values = (2 * a - 7 * b + 11 * c, -b + 5 * c + 2 * d, 2 * c + 5 * d - e)
+    return (w[0] * values[0] + w[1] * values[1] + w[2] * values[2]) / (6 * (w[0] + w[1] + w[2]))
+
+
+def limited(u: Array) -> Array:
+    """The smaller of two slopes, and none at an extremum."""
+    a, b = u[1:-1] - u[:-2], u[2:] - u[1:-1]
+    return jnp.where(a * b > 0, jnp.sign(a) * jnp.minimum(jnp.abs(a), jnp.abs(b)), 0.0)
+
+
+def flux(u: Array) -> Array:
+    """Of an ideal gas in two dimensions."""
+    rho, m, n, energy = 1 + u[0] ** 2, u[1], u[2], u[3]
+    p = 0.4 * (energy - 0.5 * (m * m + n * n) / rho)
+    x = jnp.stack([m, m * m / rho + p, m * n / rho, (energy + p) * m / rho])
+    return jnp.stack([x, jnp.stack([n, m * n / rho, n * n / rho + p, (energy + p) * n / rho])])
+
+
+def newton(a: Array, b: Array) -> Array:
+    """Eight steps towards the roots of cubic equations."""
+    x, b = a, 1 + b**2
+    for _ in range(8):
+        x = x - (x**3 + b * x - a) / (3 * x**2 + b)
+    return x

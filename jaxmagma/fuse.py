@@ -16,10 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmagma.closed import closed_forms
-from jaxmagma.conditions import Kind
 from jaxmagma.fallback import PlainCall, is_symbolic, tell
 from jaxmagma.index import GatherAxis, Gathered, ScatterAxis
-from jaxmagma.segments import read, run
+from jaxmagma.segments import read, run_function
 
 
 def fuse(
@@ -269,7 +268,7 @@ def _element(
         except _WANTS_TO_KNOW as error:
             raise reason or error from None
     out_tree, found = results
-    made = iter(run(closed, operands, [Kind.MAPPED] * len(operands)))
+    made = iter(run_function(closed, operands))
     return jax.tree.unflatten(
         out_tree, [next(made) if isinstance(x, jax.core.Tracer) else x for x in found]
     )

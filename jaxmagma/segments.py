@@ -40,6 +40,7 @@ from jaxmagma.jaxpr import (
     makes_table,
 )
 from jaxmagma.lines import Line, Lines, Variable, differentiated, inlined, variables
+from jaxmagma.loops import are_loops
 from jaxmagma.normal import normal_form
 from jaxmagma.plan import one_by_one, plan
 from jaxmagma.precisions import is_narrower
@@ -253,6 +254,16 @@ def read(x: Gathered) -> jax.Array:
 
 def _arrays(operands: Sequence[Operand]) -> list[jax.Array]:
     return [read(x) if isinstance(x, Gathered) else x for x in operands]
+
+
+def run_function(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.Array]:
+    """The results of the function of an element, in XLA's own loops where these are as fast."""
+    kinds = [Kind.MAPPED] * len(operands)
+    arrays = not any(isinstance(x, Gathered) for x in operands)
+    if arrays and jax.default_backend() == "cpu" and are_loops(inlined(closed, kinds)):
+        tell(PlainCall("XLA's loops for it are as fast as a kernel"))
+        return list(jaxpr_as_fun(closed)(*operands))
+    return run(closed, operands, kinds)
 
 
 def run(closed: ClosedJaxpr, operands: Sequence[Operand], kinds: Sequence[Kind]) -> list[jax.Array]:

@@ -102,6 +102,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("emulated")
 
 
+@pytest.fixture(autouse=True)
+def programs_of_all(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions that a CPU does in XLA's loops are programs, which most tests are of."""
+    from jaxmagma import segments
+
+    if "loops" not in request.fixturenames:
+        monkeypatch.setattr(segments, "are_loops", lambda _: False)
+
+
+@pytest.fixture
+def loops() -> None:
+    """As users have it."""
+
+
 @pytest.fixture
 def getkey(request: pytest.FixtureRequest) -> Callable[[], jax.Array]:
     """A function that returns a fresh random key at each call, the same ones in every run."""

@@ -1,0 +1,112 @@
+"""Functions that XLA's loops on a CPU do as fast as a kernel are plain JAX, and others are not."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxmagma as jm
+from benchmarks import users
+from jaxmagma.explain import applications
+
+
+pytestmark = pytest.mark.usefixtures("loops")
+
+B = np.random.default_rng(0).uniform(-1, 1, (6, 5))
+
+Case = tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]
+
+LOOPS: dict[str, Case] = {
+    "weno": (users.weno, ((20,),)),
+    "limiter": (users.limited, ((20,),)),
+    "softmax": (jax.nn.softmax, ((10,),)),
+    "flux": (users.flux, ((4,),)),
+    "newton": (users.newton, ((4,), (4,))),
+    "argmax": (jnp.argmax, ((20,),)),
+    "concatenation": (lambda x, y: jnp.concatenate([x, y]), ((20,), (7,))),
+    "a relu": (lambda x: jax.nn.relu(x) - 1.0, ((3,),)),
+    "second differences": (lambda x: jnp.pad(x, 1)[2:] - 2.0 * x + jnp.pad(x, 1)[:-2], ((8,),)),
+}
+KERNELS: dict[str, Case] = {
+    "a product": (lambda x: B @ jnp.tanh(x), ((5,),)),
+    "many components": (
+        lambda x: jnp.stack([x[i] * x[j] for i in range(3) for j in range(3)]),
+        ((3,),),
+    ),
+    "taken apart again": (lambda x, y: jnp.cross(x, jnp.cross(x, y)), ((3,), (3,))),
+    "several short sums": (lambda x: x / x.sum() + (x * x).sum() * x - x.max(), ((9,),)),
+    "a function of a library": (lambda x: jnp.arctan2(x, 2.0) + jnp.cbrt(x), ((4,),)),
+    "a sort": (jnp.sort, ((5,),)),
+}
+
+
+def made(shapes: tuple[tuple[int, ...], ...]) -> Iterator[np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(1)
+    for shape in shapes:
+        yield rng.uniform(0.5, 1.5, (13, *shape))
+
+
+def programs(function: Callable[..., Any], arrays: list[Any]) -> int:
+    return len(list(applications(jax.make_jaxpr(function)(*arrays).jaxpr)))
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops_are_plain(name: str) -> None:
+    function, shapes = LOOPS[name]
+    arrays = list(made(shapes))
+    fused, plain = jax.jit(jm.fuse(function)), jax.jit(jax.vmap(function))
+    assert programs(jm.fuse(function), arrays) == 0
+    # It is the same program of XLA.
+    np.testing.assert_array_equal(fused(*arrays), plain(*arrays))
+    text = jm.explain(jm.fuse(function), *arrays, quiet=True)
+    assert any("XLA's loops" in (x.reason or "") for x in text)
+
+
+@pytest.mark.parametrize("name", ["weno", "softmax", "flux", "newton", "a relu"])
+def test_so_are_their_derivatives(name: str) -> None:
+    function, shapes = LOOPS[name]
+    arrays = list(made(shapes))
+
+    def gradient(mapped: Callable[..., Any]) -> Callable[..., Any]:
+        return jax.jit(jax.grad(lambda *xs: jnp.sum(jnp.sin(mapped(*xs)))))
+
+    assert programs(gradient(jm.fuse(function)), arrays) == 0
+    np.testing.assert_array_equal(
+        gradient(jm.fuse(function))(*arrays), gradient(jax.vmap(function))(*arrays)
+    )
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_others_are_programs(name: str) -> None:
+    function, shapes = KERNELS[name]
+    arrays = list(made(shapes))
+    assert programs(jm.fuse(function), arrays) > 0
+    np.testing.assert_allclose(
+        jax.jit(jm.fuse(function))(*arrays), jax.vmap(function)(*arrays), rtol=1e-13, atol=1e-13
+    )
+
+
+def test_a_part_of_a_function_makes_it_no_loop() -> None:
+    """What goes with products is part of their kernel."""
+    assert programs(jm.fuse(lambda x: jax.nn.softmax(B @ x)), list(made(((5,),)))) == 1
+
+
+def test_gathered_arguments_are_read_on_the_way() -> None:
+    index = jm.gather(np.array([[0, 1], [1, 2]]), 3)
+    fused = jm.fuse(lambda u: u[1] - u[0], in_axes=index)
+    assert programs(fused, [np.arange(3.0) ** 2]) == 1
+    np.testing.assert_array_equal(fused(jnp.arange(3.0) ** 2), [1.0, 3.0])
+
+
+def test_closures_and_batches_of_batches() -> None:
+    x = jnp.asarray(next(made(((4, 6),))))
+
+    def loss(k: jax.Array, mapped: Any) -> jax.Array:
+        return mapped(mapped(lambda row: jnp.exp(-k * row) / row))(x).sum()
+
+    for k in (0.5, np.float64(2.0)):
+        got, wanted = (jax.value_and_grad(loss)(jnp.asarray(k), f) for f in (jm.fuse, jax.vmap))
+        np.testing.assert_array_equal(got, wanted)
