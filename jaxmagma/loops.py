@@ -1,10 +1,11 @@
-"""Which functions a CPU does as fast in XLA's loops as in a kernel, or faster.
+"""Which functions XLA's own loops do as fast as a kernel, or faster: limiters, soft maxima, fluxes.
 
-A kernel has elements in the lanes of vectors, and each operation loads and stores its values. XLA
-compiles loops in which they stay in registers, if each goes over a tile from one end to the other:
-limiters, soft maxima, fluxes. It is slower than a kernel where many components are put together or
-are taken apart again, where short sums follow each other, and where functions are calls of a
-library (``benchmarks/results/loops-epyc.txt``).
+On a CPU a kernel has elements in the lanes of vectors, and each operation loads and stores its
+values; on a GPU threads have elements, which are far apart in memory. XLA compiles loops over the
+values of a result that keep all others in registers. It is slower than a kernel where many
+components are put together or are taken apart again, and where it makes several loops: on a CPU
+around many short sums, on a GPU around any. For some functions a CPU calls a library, value by
+value.
 """
 
 import math
@@ -14,16 +15,16 @@ from jaxmagma.jaxpr import POINTWISE, aval, inner_jaxpr, nested
 from jaxmagma.lines import Lines, variables
 
 
-# So many components at most are put together, and so many sums of fewer than so many values follow
-# each other.
+# So many components at most are put together.
 MOST_PIECES = 8
+# On a CPU there are so many sums at most, of fewer than so many values.
 MOST_SUMS = 2
 SHORT = 16
 
-# XLA calls a library for each value of these.
+# A CPU calls a library for each value of these.
 _LIBRARY = {"acos", "acosh", "asin", "asinh", "atan2", "atanh", "cbrt", "cos", "erf", "log1p"}
 _LIBRARY |= {"pow", "sin", "tan"}
-_POINTWISE = (POINTWISE.keys() | {"copy", "convert_element_type", "stop_gradient"}) - _LIBRARY
+_POINTWISE = POINTWISE.keys() | {"copy", "convert_element_type", "stop_gradient"}
 _MOVES = {"broadcast_in_dim", "pad", "reshape", "rev", "squeeze", "transpose"}
 _PARTS = {"slice", "split", "unstack"}
 _JOINS = {"concatenate", "stack"}
@@ -31,8 +32,10 @@ _SUMS = {"argmax", "argmin"}
 _SUMS |= {f"reduce_{x}" for x in ("and", "max", "min", "or", "prod", "sum")}
 
 
-def are_loops(lines: Lines) -> bool:
-    """Whether XLA has such loops for a function of an element."""
+def are_loops(lines: Lines, platform: str) -> bool:
+    """Whether XLA has such loops for a function of an element on a platform of JAX."""
+    cpu = platform == "cpu"
+    pointwise = _POINTWISE - _LIBRARY if cpu else _POINTWISE
     moved = set(lines.parameters)  # what is an argument, or a part of one
     sums = 0
     for line in lines.lines:
@@ -40,7 +43,7 @@ def are_loops(lines: Lines) -> bool:
         operands = {x for x in variables(line.operands) if x.kind == Kind.MAPPED}
         if inner_jaxpr(line.equation) is not None:  # with a rule of its own, as `relu` has
             inside = [x for x in nested(line.equation) if inner_jaxpr(x) is None]
-            if not all(x.primitive.name in _POINTWISE | _MOVES for x in inside):
+            if not all(x.primitive.name in pointwise | _MOVES for x in inside):
                 return False
         elif name in _PARTS | _MOVES:
             if operands <= moved:
@@ -52,7 +55,8 @@ def are_loops(lines: Lines) -> bool:
                 return False
         elif name in _SUMS:
             shape = aval(line.equation.invars[0]).shape
-            sums += math.prod(shape[x] for x in line.equation.params["axes"]) < SHORT
-        elif name not in _POINTWISE:
+            count = math.prod(shape[x] for x in line.equation.params["axes"])
+            sums += count < SHORT or not cpu
+        elif name not in pointwise:
             return False
-    return sums <= MOST_SUMS
+    return sums <= (MOST_SUMS if cpu else 0)

@@ -260,7 +260,7 @@ def run_function(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.A
     """The results of the function of an element, in XLA's own loops where these are as fast."""
     kinds = [Kind.MAPPED] * len(operands)
     arrays = not any(isinstance(x, Gathered) for x in operands)
-    if arrays and jax.default_backend() == "cpu" and are_loops(inlined(closed, kinds)):
+    if arrays and are_loops(inlined(closed, kinds), jax.default_backend()):
         tell(PlainCall("XLA's loops for it are as fast as a kernel"))
         return list(jaxpr_as_fun(closed)(*operands))
     return run(closed, operands, kinds)

@@ -104,11 +104,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def programs_of_all(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Functions that a CPU does in XLA's loops are programs, which most tests are of."""
+    """Functions that XLA's loops would do are programs, too, which most tests are of."""
     from jaxmagma import segments
 
     if "loops" not in request.fixturenames:
-        monkeypatch.setattr(segments, "are_loops", lambda _: False)
+        monkeypatch.setattr(segments, "are_loops", lambda *_: False)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Functions that XLA's loops on a CPU do as fast as a kernel are plain JAX, and others are not."""
+"""Functions that XLA's loops do as fast as a kernel are plain JAX, and others are not."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +10,10 @@ import pytest
 
 import jaxmagma as jm
 from benchmarks import users
+from jaxmagma.conditions import Kind
 from jaxmagma.explain import applications
+from jaxmagma.lines import inlined
+from jaxmagma.loops import are_loops
 
 
 pytestmark = pytest.mark.usefixtures("loops")
@@ -110,3 +113,12 @@ def test_closures_and_batches_of_batches() -> None:
     for k in (0.5, np.float64(2.0)):
         got, wanted = (jax.value_and_grad(loss)(jnp.asarray(k), f) for f in (jm.fuse, jax.vmap))
         np.testing.assert_array_equal(got, wanted)
+
+
+def test_a_gpu_has_several_loops_around_sums() -> None:
+    closed = jax.make_jaxpr(jax.nn.softmax)(jnp.ones(10))
+    lines = inlined(closed, [Kind.MAPPED])
+    assert are_loops(lines, "cpu") and not are_loops(lines, "gpu")
+    closed = jax.make_jaxpr(lambda x: jnp.sin(x) / x)(jnp.ones(10))
+    lines = inlined(closed, [Kind.MAPPED])
+    assert are_loops(lines, "gpu") and not are_loops(lines, "cpu")

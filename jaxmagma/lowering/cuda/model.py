@@ -28,6 +28,9 @@ from jaxmagma.plan import Plan
 BUSY_THREADS = 384
 CROWDED_REGISTERS = 45
 CROWDED_MOVES = 100
+# Twice as many threads if shared memory has room for one group of quads alone, or for two and
+# registers for both.
+QUAD_REGISTERS = 60
 # Registers of a thread for places in memory, beside its values and matrices; more for both ends of
 # fibres in several operations; and at least, beside whole sums and fibres.
 QUAD_PLACES = 36
@@ -104,11 +107,14 @@ def _candidates(
 
 
 def _more_threads(block: Block) -> int | None:
-    """How many threads quads had better have: more, if one group alone has room."""
-    threads, many = block.ownership.threads, block.schedule.quads and not block.schedule.alone
-    if many and block.resident == 1 and QUAD_THREADS <= threads <= MAX_THREADS // 2:
-        return 2 * threads
-    return None
+    """How many threads quads had better have: more, if few groups have room, and all registers."""
+    schedule, threads = block.schedule, block.ownership.threads
+    if not schedule.quads or schedule.alone:
+        return None
+    sweeps = [x for x in schedule.sweeps if x.lanes > 1]
+    light = all(schedule.live_registers(x) <= QUAD_REGISTERS for x in sweeps)
+    few = block.resident == 1 or (block.resident == 2 and light)
+    return 2 * threads if few and QUAD_THREADS <= threads <= MAX_THREADS // 2 else None
 
 
 def _least_blocks(block: Block) -> int:
