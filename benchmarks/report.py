@@ -92,7 +92,7 @@ def machine_table(run: Run) -> str:
         ("device", f"{m['device']}" + (f", driver {m['driver']}" if m["driver"] else "")),
         ("host", f"{m['cores']} cores, {m['cpu']}"),
         ("versions", ", ".join(f"{k} {v}" for k, v in m["versions"].items())),
-        ("date", m["date"][:10] + (f", commit {m['commit']}" if m["commit"] else "")),
+        ("latest run", m["date"][:10] + (f", commit {m['commit']}" if m["commit"] else "")),
     ]
     if known is not None:
         rows.append(("copy", f"{known.copy / 1e9:.0f} GB/s"))
