@@ -36,7 +36,8 @@ def fuse(
     errors.  Contractions, pointwise functions, reductions and the movement of values inside a tile
     become one native kernel, which reads each element once and writes each result once; so do the
     derivatives of the fused function, which recompute on chip what they need.  Whatever else the
-    function does, plain JAX computes: :func:`jaxmagma.explain` says what, and why.
+    function does, and what XLA's own loops do as fast, plain JAX computes:
+    :func:`jaxmagma.explain` says what, and why.
 
     Args:
       fun: a function of arrays (or trees of arrays), written for one element.  Arrays that it

@@ -122,7 +122,11 @@ def _threads_of(schedule: Schedule, stage: Stage, packed: int) -> int:
         copied = schedule.staged | schedule.rewritten
         staged = any(move.result.tile in copied for move in stage.moves)
         return -(-stage.count // (16 if staged else 4))
-    return -(-stage.count // (1 if stage.single else packed))
+    if stage.single:
+        # The threads that have fibres take several points, unless points are much of the work.
+        fibres = sum(x.flops for x in schedule.sweeps if not x.single)
+        return -(-stage.count // (4 if 2 * stage.flops <= fibres else 1))
+    return -(-stage.count // packed)
 
 
 def _packed(matrices: Matrices, given: Parameters) -> int:
