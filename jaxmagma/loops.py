@@ -5,7 +5,7 @@ values; on a GPU threads have elements, which are far apart in memory. XLA compi
 values of a result that keep all others in registers. It is slower than a kernel where many
 components are put together or are taken apart again, and where it makes several loops: on a CPU
 around many short sums, on a GPU around any. For some functions a CPU calls a library, value by
-value.
+value (``benchmarks/results/loops-xeon.txt``).
 """
 
 import math
@@ -25,6 +25,7 @@ SHORT = 16
 _LIBRARY = {"acos", "acosh", "asin", "asinh", "atan2", "atanh", "cbrt", "cos", "erf", "log1p"}
 _LIBRARY |= {"pow", "sin", "tan"}
 _POINTWISE = POINTWISE.keys() | {"copy", "convert_element_type", "stop_gradient"}
+_POINTWISE_ON_CPU = _POINTWISE - _LIBRARY
 _MOVES = {"broadcast_in_dim", "pad", "reshape", "rev", "squeeze", "transpose"}
 _PARTS = {"slice", "split", "unstack"}
 _JOINS = {"concatenate", "stack"}
@@ -35,7 +36,7 @@ _SUMS |= {f"reduce_{x}" for x in ("and", "max", "min", "or", "prod", "sum")}
 def are_loops(lines: Lines, platform: str) -> bool:
     """Whether XLA has such loops for a function of an element on a platform of JAX."""
     cpu = platform == "cpu"
-    pointwise = _POINTWISE - _LIBRARY if cpu else _POINTWISE
+    pointwise = _POINTWISE_ON_CPU if cpu else _POINTWISE
     moved = set(lines.parameters)  # what is an argument, or a part of one
     sums = 0
     for line in lines.lines:
@@ -45,7 +46,7 @@ def are_loops(lines: Lines, platform: str) -> bool:
             inside = [x for x in nested(line.equation) if inner_jaxpr(x) is None]
             if not all(x.primitive.name in pointwise | _MOVES for x in inside):
                 return False
-        elif name in _PARTS | _MOVES:
+        elif name in _MOVES or name in _PARTS:
             if operands <= moved:
                 moved.update(line.results)
             elif name in _PARTS:

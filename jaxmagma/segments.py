@@ -260,15 +260,19 @@ def run_function(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.A
     """The results of the function of an element, in XLA's own loops where these are as fast."""
     kinds = [Kind.MAPPED] * len(operands)
     arrays = not any(isinstance(x, Gathered) for x in operands)
-    if arrays and are_loops(inlined(closed, kinds), jax.default_backend()):
+    lines = inlined(closed, kinds)
+    if arrays and are_loops(lines, jax.default_backend()):
         tell(PlainCall("XLA's loops for it are as fast as a kernel"))
         return list(jaxpr_as_fun(closed)(*operands))
-    return run(closed, operands, kinds)
+    return _run(lines, closed, operands)
 
 
 def run(closed: ClosedJaxpr, operands: Sequence[Operand], kinds: Sequence[Kind]) -> list[jax.Array]:
     """The results of a jaxpr of one element; ``kinds`` are those of the operands."""
-    lines = inlined(closed, kinds)
+    return _run(inlined(closed, kinds), closed, operands)
+
+
+def _run(lines: Lines, closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.Array]:
     symbolic = any(map(is_symbolic, _shapes(lines)))
     if symbolic or _dtype(lines) is None:
         tell(PlainCall(SYMBOLIC if symbolic else "it computes with no floating-point numbers"))

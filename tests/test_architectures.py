@@ -85,6 +85,17 @@ def test_what_does_not_fit_is_done_in_parts(
             assert found.attributes["shared_bytes"] <= limits_of(architecture).shared_of_block
 
 
+def test_a_caller_gets_no_more_than_there_is() -> None:
+    asked = choices.Choice.of({"owner": "quads"}, choices.CALLER)
+    program = cuda_fused.diffusion(15)
+    large = lowering.lower_for(program, (1000,), Target("cuda", "sm_90"), asked)
+    assert isinstance(large, Kernel) and large.attributes["shared_bytes"] > 99 << 10
+    for architecture in ("sm_86", "sm_120", ""):
+        found = lowering.lower_for(program, (1000,), Target("cuda", architecture), asked)
+        if isinstance(found, Kernel):
+            assert found.attributes["shared_bytes"] <= 99 << 10
+
+
 def test_the_table() -> None:
     """A block can have all of a multiprocessor but what the system takes."""
     for name, row in LIMITS.items():

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from jaxmagma.lowering.cuda.parameters import CONSTANT_BYTES, Parameters
+from jaxmagma.lowering.cuda.parameters import CONSTANT_BYTES
 from jaxmagma.lowering.cuda.pieces import Pieces, every_piece
 from jaxmagma.lowering.cuda.schedule import Schedule
 from jaxmagma.lowering.cuda.sweeps import Move, Sweep
@@ -114,7 +114,7 @@ class Matrices:
         return found
 
 
-def matrices_of(schedule: Schedule, parameters: Parameters) -> Matrices:
+def matrices_of(schedule: Schedule) -> Matrices:
     near = () if schedule.quads else _near(schedule)
     bank: list[int] = []
     left = CONSTANT_BYTES - 4 * len(schedule.plan.steps)
@@ -123,10 +123,10 @@ def matrices_of(schedule: Schedule, parameters: Parameters) -> Matrices:
         if matrix not in bank and matrix not in near and size <= left:
             bank.append(matrix)
             left -= size
-    return Matrices(schedule, are_held(schedule, parameters), near, tuple(bank))
+    return Matrices(schedule, are_held(schedule), near, tuple(bank))
 
 
-def are_held(schedule: Schedule, parameters: Parameters) -> bool:
+def are_held(schedule: Schedule) -> bool:
     """Whether all matrices stay in registers: of every warp, or those that its threads share.
 
     Of the latter beside sums only, where it was faster.

@@ -87,7 +87,7 @@ def _candidates(
     found = schedules(ends_of(plan, bool(parameters.ahead)), parameters, limits, even_odd)
     for tight in (False, True):
         for schedule in found:
-            matrices = matrices_of(schedule, parameters)
+            matrices = matrices_of(schedule)
             streams = streams_of(schedule, parameters) if in_rows else ()
             for transfers in transfers_of(schedule, streams, parameters, limits):
                 for ownership in ownerships(matrices, transfers, parameters):

@@ -42,7 +42,7 @@ def schedules(
     if parameters.owner is None and _wants_quads(found[0], limits):
         quads, halves = True, _halves(ends, True, asked)
         found = schedules_of(ends, quads, halves)
-    if ends.accumulations and are_held(found[0], parameters):
+    if ends.accumulations and are_held(found[0]):
         found = schedules_of(ends, quads, halves, held_registers(found[0]))
     return found
 
