@@ -583,13 +583,11 @@ class Builder:
         if stack is not None:
             axis, tiles = stack
             with_it = next(before for before, _ in groups if axis in before)
-            # Axes that become one apart from that of the stack do so in its tiles.
+            # Axes that change apart from that of the stack do so in its tiles.
             outer = [n for before, shape in groups if before < with_it for n in shape]
             inner = [n for before, shape in groups if before > with_it for n in shape]
             stacked = (*outer, *(old[n] for n in with_it), *inner)
-            # What one becomes several of may come out of a table, and is components.
-            is_split = any(len(before) < len(shape) for before, shape in groups)
-            if stacked == old or is_split:
+            if stacked == old:
                 return (yield from self._restacked(value, tile, groups))
             at = len(outer) + axis - with_it[0]
             parts = []

@@ -14,7 +14,10 @@ from jaxmagma.program import Contract, Map
 from tests import cuda_fused
 
 
-B, G = cuda_fused.bases(2, np.float64)
+# Along each axis another number of points.
+POINTS = (4, 3, 2)
+TABLES = np.random.default_rng(7).uniform(-1, 1, (2, max(POINTS), 3))
+(B_X, G_X), (B_Y, G_Y), (B_Z, G_Z) = (TABLES[:, :points] for points in POINTS)
 
 
 @pytest.fixture(autouse=True)
@@ -24,9 +27,9 @@ def x64() -> Any:
 
 
 def gradients(x: jax.Array) -> jax.Array:
-    """Of three components, at 4 × 4 × 4 points: ``(3, 3, 4, 4, 4)``."""
+    """Of three components, at all points: ``(3, 3, *POINTS)``."""
     spec = "xa,yb,zc,abcm->mxyz"
-    tables = (G, B, B), (B, G, B), (B, B, G)
+    tables = (G_X, B_Y, B_Z), (B_X, G_Y, B_Z), (B_X, B_Y, G_Z)
     return jnp.stack([jnp.einsum(spec, *own, x) for own in tables])
 
 
@@ -43,16 +46,16 @@ def axis_by_axis(x: jax.Array) -> jax.Array:
 
 def points_first(x: jax.Array) -> jax.Array:
     f = jnp.moveaxis(gradients(x), (0, 1), (-2, -1)).reshape(-1, 3, 3)
-    return jax.vmap(at_point)(f).reshape(4, 4, 4)
+    return jax.vmap(at_point)(f).reshape(POINTS)
 
 
 def points_last(x: jax.Array) -> jax.Array:
-    return jax.vmap(at_point, in_axes=2)(gradients(x).reshape(3, 3, -1)).reshape(4, 4, 4)
+    return jax.vmap(at_point, in_axes=2)(gradients(x).reshape(3, 3, -1)).reshape(POINTS)
 
 
 def in_two_steps(x: jax.Array) -> jax.Array:
-    f = gradients(x).reshape(3, 3, 16, 4).reshape(9, 64)
-    return jax.vmap(lambda f: at_point(f.reshape(3, 3)), in_axes=1)(f).reshape(16, 4)
+    f = gradients(x).reshape(3, 3, 12, 2).reshape(9, 24)
+    return jax.vmap(lambda f: at_point(f.reshape(3, 3)), in_axes=1)(f).reshape(12, 2)
 
 
 def results_flat(x: jax.Array) -> jax.Array:
@@ -76,6 +79,19 @@ def test_points_may_be_on_one_axis(spelling: Callable[[jax.Array], jax.Array]) -
         return [sum(isinstance(y, x) for y in normal.operations) for x in (Contract, Map)]
 
     assert work(spelling) == work(axis_by_axis)
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_so_is_the_gradient_inside_of_an_element(
+    spelling: Callable[[jax.Array], jax.Array],
+) -> None:
+    def operations(function: Callable[[jax.Array], jax.Array]) -> int:
+        energy = jax.grad(lambda x: jnp.sum(jnp.sin(function(x))))
+        program = cuda_fused.program_of(energy, (3, 3, 3, 3), dtype="float64")
+        normal, _ = normal_form(program)
+        return sum(isinstance(x, Contract | Map) for x in normal.operations)
+
+    assert operations(spelling) == pytest.approx(operations(axis_by_axis), rel=0.1)
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
