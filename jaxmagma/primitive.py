@@ -261,13 +261,7 @@ def _summed(terms: Sequence[tuple[jax.Array, jax.Array]], axes: int) -> jax.Arra
 
 
 def _sum_without_tables(axes: int, size: int, values: jax.Array, index: jax.Array) -> jax.Array:
-    # A CPU adds in order; sorting would take much longer.
-    return jax.lax.platform_dependent(
-        values,
-        index,
-        cpu=_each(axes, functools.partial(assembly.added, size=size)),
-        default=_each(axes, functools.partial(assembly.sorted_sum, size=size)),
-    )
+    return _each(axes, functools.partial(assembly.sorted_sum, size=size))(values, index)
 
 
 def _each(axes: int, function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -344,7 +338,19 @@ assemble_p.def_abstract_eval(_assemble_abstractly)
 ad.primitive_jvps[assemble_p] = _assemble_jvp
 ad.primitive_transposes[assemble_p] = _assemble_transpose
 batching.primitive_batchers[assemble_p] = _assemble_batch
-mlir.register_lowering(assemble_p, mlir.lower_fun(_assemble_programs, multiple_results=False))
+
+
+def _assemble_in_order(
+    values: jax.Array, index: jax.Array, *tables: jax.Array, axes: int, size: int, programs: Any
+) -> jax.Array:
+    # A CPU adds one value after another, as the elements have them: tables would be more to read.
+    return _each(axes, functools.partial(assembly.added, size=size))(values, index)
+
+
+for platform, function in ((None, _assemble_programs), ("cpu", _assemble_in_order)):
+    mlir.register_lowering(
+        assemble_p, mlir.lower_fun(function, multiple_results=False), platform=platform
+    )
 internals.lowers_with_devices(assemble_p)
 
 

@@ -259,11 +259,12 @@ def _arrays(operands: Sequence[Operand]) -> list[jax.Array]:
 def run_function(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.Array]:
     """The results of the function of an element, in XLA's own loops where these are as fast."""
     kinds = [Kind.MAPPED] * len(operands)
-    arrays = not any(isinstance(x, Gathered) for x in operands)
-    lines = inlined(closed, kinds)
-    if arrays and are_loops(lines, jax.default_backend()):
+    lines, platform = inlined(closed, kinds), jax.default_backend()
+    # On a GPU a kernel gathers for itself; a CPU gathers first in any case.
+    arrays = platform == "cpu" or not any(isinstance(x, Gathered) for x in operands)
+    if arrays and are_loops(lines, platform):
         tell(PlainCall("XLA's loops for it are as fast as a kernel"))
-        return list(jaxpr_as_fun(closed)(*operands))
+        return list(jaxpr_as_fun(closed)(*_arrays(operands)))
     return _run(lines, closed, operands)
 
 

@@ -12,6 +12,7 @@
 """
 
 import atexit
+import importlib
 import importlib.util
 import os
 import shutil
@@ -20,10 +21,12 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
 from hypothesis import settings
+from jax.interpreters import mlir
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -113,6 +116,35 @@ def programs_of_all(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def loops() -> None:
+    """As users have it."""
+
+
+@pytest.fixture
+def sums_of_programs() -> Iterator[None]:
+    """Values of elements are added up by programs, as on a GPU, and not as this CPU does."""
+    from jaxmagma import primitive
+
+    def lower(function: Callable[..., Any]) -> None:
+        rule = mlir.lower_fun(function, multiple_results=False)
+        mlir.register_lowering(primitive.assemble_p, rule, platform="cpu")
+
+    lower(primitive._assemble_programs)
+    yield
+    lower(primitive._assemble_in_order)
+
+
+@pytest.fixture(autouse=True)
+def given_ceilings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``jm.explain`` takes many seconds to measure a machine whose speed most tests ignore."""
+    if "measured_ceilings" not in request.fixturenames:
+        # The package has a function of this name; the module is wanted.
+        module = importlib.import_module("jaxmagma.roofline")
+        monkeypatch.setattr(module, "_copy_rate", lambda device: 1e10)
+        monkeypatch.setattr(module, "_product_rate", lambda device, dtype: 1e11)
+
+
+@pytest.fixture
+def measured_ceilings() -> None:
     """As users have it."""
 
 

@@ -369,7 +369,7 @@ def test_roofline_is_the_larger_of_two_times() -> None:
     assert ceilings.seconds(20, 300) == 3.0
 
 
-def test_ceilings_are_measured_once() -> None:
+def test_ceilings_are_measured_once(measured_ceilings: None) -> None:
     inside: list[Roofline] = []
     # The first time in the middle of tracing a function.
     jax.make_jaxpr(lambda: inside.append(jm.roofline(np.float32, jax.devices()[0])))()

@@ -20,6 +20,8 @@ from tests.einsums import assert_close, normal
 from tests.jaxprs import programs
 
 
+pytestmark = pytest.mark.usefixtures("sums_of_programs")
+
 GetKey = Callable[[], jax.Array]
 Function = Callable[..., Any]
 Array = np.ndarray[Any, Any]

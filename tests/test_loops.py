@@ -104,6 +104,23 @@ def test_gathered_arguments_are_read_on_the_way() -> None:
     np.testing.assert_array_equal(fused(jnp.arange(3.0) ** 2), [1.0, 3.0])
 
 
+def test_a_cpu_adds_as_plain_jax_does() -> None:
+    """One value after another, as the elements have them, to the same bits."""
+    dofs = np.random.default_rng(2).integers(0, 9, (50, 3))
+    mine, add = jm.gather(dofs, 9), jm.scatter_add(dofs, 9)
+
+    def flux(u: Any) -> Any:
+        return u - u[:1]
+
+    def plain(v: Any) -> Any:
+        return jnp.zeros_like(v).at[dofs].add(jax.vmap(flux)(v[dofs]))
+
+    fused = jm.fuse(flux, mine, add)
+    v = jnp.asarray(next(made(((9,),))))
+    np.testing.assert_array_equal(jax.jit(fused)(v[0]), jax.jit(plain)(v[0]))
+    np.testing.assert_array_equal(jax.jit(jax.vmap(fused))(v), jax.jit(jax.vmap(plain))(v))
+
+
 def test_closures_and_batches_of_batches() -> None:
     x = jnp.asarray(next(made(((4, 6),))))
 
