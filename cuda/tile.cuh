@@ -205,6 +205,14 @@ __device__ __forceinline__ void lines(int thread, const Body& body) {
   }
 }
 
+// The same for every line of each of ELEMENTS: threads side by side have the same line of several.
+template <int THREADS, int ELEMENTS, int... EXTENTS, class Body>
+__device__ __forceinline__ void across(int thread, const Body& body) {
+  lines<THREADS, Lines<EXTENTS...>::count, ELEMENTS>(thread, [&](int line, int e) {
+    Lines<EXTENTS...>::visit(static_cast<unsigned>(line), body, e);
+  });
+}
+
 // The same for bodies so short that a thread had better be at several of them at a time.
 template <int THREADS, int... EXTENTS, class Body>
 __device__ __forceinline__ void values(int thread, const Body& body) {

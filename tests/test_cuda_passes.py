@@ -2,6 +2,7 @@
 
 from dataclasses import FrozenInstanceError, fields, is_dataclass
 
+import numpy as np
 import pytest
 
 from jaxmagma.lowering.cuda import planned
@@ -9,6 +10,8 @@ from jaxmagma.lowering.cuda.architectures import limits_of
 from jaxmagma.lowering.cuda.blocks import Block
 from jaxmagma.lowering.cuda.model import choose
 from jaxmagma.lowering.cuda.parameters import Parameters
+from jaxmagma.lowering.cuda.spreads import ACROSS
+from jaxmagma.lowering.cuda.sweeps import grouped
 from jaxmagma.program import ElementProgram
 from tests import cuda_fused
 from tests.cuda_programs import gradient, mass
@@ -61,3 +64,40 @@ def test_tiles_of_one_stage_have_places_of_their_own(parameters: Parameters) -> 
             assert not block.layout.overlap({tile}, (made | later) - {tile})
         for tile in read:
             assert not block.layout.overlap({tile}, (read | later) - {tile})
+
+
+@pytest.mark.parametrize("p", [1, 2, 3])
+def test_values_of_tiles_have_places_of_their_own(p: int) -> None:
+    """Of all elements of a group, however these stand: one after the other, or side by side."""
+    block = block_of(cuda_fused.stretches(p), Parameters())
+    apart = range(block.ownership.elements)
+    for tile, placed in block.layout.tiles.items():
+        places = np.array(placed.begin)
+        strides = (placed.strides.element, *placed.strides.axes)
+        shape = block.plan.tiles[tile].shape
+        for count, stride in zip((len(apart), *shape), strides, strict=True):
+            places = np.add.outer(places, stride * np.arange(count))
+        assert len(np.unique(places)) == places.size
+        assert placed.begin <= places.min() and places.max() < placed.end
+
+
+def test_elements_stand_side_by_side_where_that_has_fewer_conflicts() -> None:
+    block = block_of(cuda_fused.hyperelastic(2), Parameters())
+    assert ACROSS in block.layout.spreads.values()
+    # Operands and results are touched in the order in which they are in memory.
+    assert {0, len(block.schedule.stages) - 1}.isdisjoint(
+        n for n, x in block.layout.spreads.items() if x == ACROSS
+    )
+
+
+def test_fibres_share_what_is_read_of_a_matrix() -> None:
+    """Those of three components; and what is computed of others comes after these."""
+    block = block_of(cuda_fused.hyperelastic(2), Parameters())
+    for sweep in block.schedule.sweeps:
+        known = set(sweep.loads)
+        for group in grouped(sweep):
+            assert {x for move in group for x in move.operands} <= known or group[0].pointwise
+            assert len({(move.matrix, move.shape) for move in group if move.matrix}) <= 1
+            known.update(move.result for move in group)
+        products = [x for x in grouped(sweep) if x[0].matrix is not None]
+        assert all(len(x) % 3 == 0 for x in products)

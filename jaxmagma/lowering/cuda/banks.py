@@ -3,12 +3,14 @@
 Shared memory serves 128 bytes of distinct banks at a time: 16 threads if a value has 8 bytes. A
 thread's place in a sweep gives the coordinates of its line, and so the address of its first value;
 the others are at the same distance from it in all threads. A layout is row-major, with a few unused
-values after each axis, chosen by counting the conflicts of every sweep that touches the tile.
+values after each axis, or has the elements side by side; it is chosen by counting the conflicts of
+every sweep that touches the tile.
 """
 
 import functools
 import itertools
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +28,8 @@ class Access:
     """How a stage goes through a tile: its line labels, the slowest first.
 
     Each has an extent and the axis of the tile it walks, -1 if the tile has no such axis. Of quads,
-    whose lanes come last, neighbours have lines that are ``spread`` apart.
+    whose lanes come last, neighbours have lines that are ``spread`` apart. Threads side by side
+    have lines of an element side by side, or the same line of several, if that is ``ACROSS``.
     """
 
     lines: tuple[tuple[int, int], ...]
@@ -36,10 +39,18 @@ class Access:
 
 @dataclass(frozen=True)
 class Strides:
-    """Strides of the axes of a tile, and of the elements that lie side by side, in values."""
+    """Strides of the axes of a tile, and of the elements, in values.
+
+    Elements that lie side by side with one value each take so many values ``together``.
+    """
 
     axes: tuple[int, ...]
     element: int
+    together: int = 0
+
+    def values(self, elements: int) -> int:
+        """Of so many elements."""
+        return self.together or self.element * elements
 
 
 def row_major(shape: tuple[int, ...], padding: tuple[int, ...] | None = None) -> Strides:
@@ -52,21 +63,24 @@ def row_major(shape: tuple[int, ...], padding: tuple[int, ...] | None = None) ->
     return Strides(tuple(reversed(strides)), size)
 
 
+def elements_fastest(shape: tuple[int, ...], elements: int) -> Strides:
+    """With room for so many elements behind each value."""
+    own = row_major(shape)
+    return Strides(tuple(x * elements for x in own.axes), 1, own.element * elements)
+
+
 @dataclass(frozen=True)
 class Candidates:
     """The layouts that a tile may have.
 
-    After a step on an axis some values may be left unused; inside a tile only if ``inner_padding``.
+    After a step on an axis some values may be left unused; inside a tile, where those of other
+    elements may be, too, only if ``inner_padding``.
     """
 
     shape: tuple[int, ...]
     itemsize: int
     elements: int
     inner_padding: bool
-
-    @property
-    def paddings(self) -> list[tuple[int, ...]]:
-        return _paddings(len(self.shape), self.banks, self.inner_padding, self.elements > 1)
 
     @property
     def banks(self) -> int:
@@ -79,14 +93,16 @@ def choose(
 ) -> tuple[Strides, float]:
     """The layout with the fewest conflicts and, among equals, the smallest; and what it costs.
 
-    A value of an element costs ``price`` conflicts: little, where there is room for many elements.
+    A value of an element costs ``price`` conflicts of each kind of access: little, where there is
+    room for many elements.
     """
     # A conflict costs a cycle each time; memory costs occupancy only now and then.
-    cost = price * _strides(candidates)[:, 0]
-    for access in accesses:
-        cost = cost + conflicts(candidates, access)
+    times = Counter(accesses)
+    cost = price * len(accesses) / max(1, len(times)) * _sizes(candidates)
+    for access, count in times.items():
+        cost = cost + count * conflicts(candidates, access)
     best = int(np.argmin(cost))
-    return row_major(candidates.shape, candidates.paddings[best]), float(cost[best])
+    return _layouts(candidates)[best], float(cost[best])
 
 
 @functools.lru_cache(maxsize=1024)
@@ -120,26 +136,39 @@ def _paddings(rank: int, banks: int, inner: bool, several: bool) -> list[tuple[i
 
 
 @functools.lru_cache(maxsize=128)
+def _layouts(candidates: Candidates) -> list[Strides]:
+    shape, elements = candidates.shape, candidates.elements
+    paddings = _paddings(len(shape), candidates.banks, candidates.inner_padding, elements > 1)
+    found = [row_major(shape, x) for x in paddings]
+    if elements > 1 and shape and candidates.inner_padding:
+        found += [elements_fastest(shape, elements + n) for n in range(MOST_PADDING + 1)]
+    return found
+
+
+@functools.lru_cache(maxsize=128)
+def _sizes(candidates: Candidates) -> np.ndarray:
+    """The values that an element takes in each layout."""
+    elements = candidates.elements
+    return np.array([x.values(elements) / elements for x in _layouts(candidates)])
+
+
+@functools.lru_cache(maxsize=128)
 def _strides(candidates: Candidates) -> np.ndarray:
-    """(layouts, 1 + rank + 1): those of ``row_major`` for each padding, of elements and axes.
+    """(layouts, 1 + rank + 1): of elements and axes.
 
     They are floating-point numbers, whose products NumPy does much sooner than those of integers.
     """
-    shape, paddings = candidates.shape, np.array(candidates.paddings)
-    strides = np.zeros((len(paddings), 1 + len(shape) + 1))
-    size = np.ones(len(paddings))
-    for axis in reversed(range(len(shape))):
-        strides[:, 1 + axis] = size
-        size = size * shape[axis] + paddings[:, axis]
-    strides[:, 0] = size
-    return strides
+    return np.array([[float(x.element), *x.axes, 0.0] for x in _layouts(candidates)])
 
 
 def _coordinates(access: Access, rank: int, elements: int) -> np.ndarray:
     """(threads, 1 + rank + 1): element and axis coordinates of the line of each thread."""
-    count = min(elements * math.prod(x[0] for x in access.lines), access.threads)
+    lines = math.prod(x[0] for x in access.lines)
+    count = min(elements * lines, access.threads)
     line = np.arange(count)
-    if access.spread != 1:
+    if access.spread == spreads.ACROSS:
+        line = line % elements * lines + line // elements
+    elif access.spread != 1:
         line = _spread(access, elements)
         count = len(line)
     where = np.zeros((count, 1 + rank + 1))

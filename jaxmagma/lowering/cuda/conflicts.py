@@ -60,9 +60,11 @@ def strides_of(
 
 
 def _possible_spreads(transfers: Transfers, ownership: Ownership) -> dict[int, tuple[int, ...]]:
-    """Of each sweep of quads, by its position: which lines neighbours may have."""
+    """Of sweeps, by their positions: which lines neighbours may have, where there is a choice."""
     found: dict[int, tuple[int, ...]] = {}
     for position, stage in enumerate(transfers.schedule.stages):
+        if ownership.elements > 1 and _is_inside(transfers, ownership, position):
+            found[position] = (1, spreads.ACROSS)
         if isinstance(stage, Sweep) and stage.lanes > 1:
             fibres, most = ownership.fibres(stage), max(spreads.SPREADS)
             if transfers.schedule.ends.dtype.kind != "f":
@@ -72,6 +74,22 @@ def _possible_spreads(transfers: Transfers, ownership: Ownership) -> dict[int, t
             possible = spreads.possible(ownership.elements * stage.count, fibres)
             found[position] = tuple(x for x in possible if x <= most)
     return found
+
+
+def _is_inside(transfers: Transfers, ownership: Ownership, position: int) -> bool:
+    """Whether a sweep of threads reads and writes no tile that lies in global memory.
+
+    There lines of an element stand next to each other. Those of gathered tiles do not.
+    """
+    schedule, stage = transfers.schedule, transfers.schedule.stages[position]
+    if not isinstance(stage, Sweep) or stage.light or ownership.packs(stage):
+        return False
+    ends, tiles = schedule.ends, schedule.plan.tiles
+    read = [x.tile for x in stage.loads if tiles[x.tile].batched]
+    writes = any(x in ends.written and x not in schedule.rewritten for x in stage.tiles)
+    return not writes and all(
+        transfers.from_shared(x, position) or ends.origin(x).index is not None for x in read
+    )
 
 
 def _strides(
@@ -92,7 +110,9 @@ def _strides(
     inner = not transfers.plain & room.axes.keys()
     candidates = Candidates(room.shape, itemsize, ownership.elements, inner)
     price = DEAR if _is_crowded(schedule) else CHEAP
-    return banks.choose(candidates, tuple(dict.fromkeys(accesses)), price)
+    every = tuple(accesses)
+    # Those of quads were timed with each kind of access counted once.
+    return banks.choose(candidates, tuple(dict.fromkeys(every)) if schedule.quads else every, price)
 
 
 def _is_crowded(schedule: Schedule) -> bool:
@@ -183,6 +203,8 @@ def _cost_elsewhere(
     schedule = transfers.schedule
     ends, sweep = schedule.ends, schedule.stages[position]
     assert isinstance(sweep, Sweep)
+    if sweep.lanes == 1:
+        return 0.0
     itemsize = ends.dtype.itemsize
     warps = min(sweep.lanes * sweep.count * ownership.elements, ownership.threads) / 32
     streamed = transfers.streamed(position)

@@ -14,7 +14,14 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 
 from jaxmagma.lowering.cuda.joining import drawn_in, joined, opened, with_step
 from jaxmagma.lowering.cuda.steps import Progress, Steps
-from jaxmagma.lowering.cuda.sweeps import Assembly, Gemm, Stage, Sweep, made_by
+from jaxmagma.lowering.cuda.sweeps import (
+    Assembly,
+    Gemm,
+    Stage,
+    Sweep,
+    made_by,
+    with_products_together,
+)
 from jaxmagma.plan import Pointwise
 from jaxmagma.program import Place
 
@@ -22,6 +29,8 @@ from jaxmagma.program import Place
 # Pointwise steps that read more tiles than this do so value by value, with many threads, rather
 # than fibre by fibre to hand on to a mode product.
 MOST_LOADS = 6
+# So many fibres, at most, are multiplied with each value of a matrix that a thread reads.
+TOGETHER = 6
 
 
 def stages_of(steps: Steps) -> list[Stage]:
@@ -30,9 +39,17 @@ def stages_of(steps: Steps) -> list[Stage]:
     progress = Progress(steps, frozenset(steps.every), frozenset()).after(inputs)
     stages: list[Stage] = []
     while progress.todo:
-        stages.append(_stage(progress, _first(progress)))
+        stages.append(_with_products_together(steps, _stage(progress, _first(progress))))
         progress = progress.after(made_by(stages[-1]))
     return stages
+
+
+def _with_products_together(steps: Steps, stage: Stage) -> Stage:
+    """The stage with products of one matrix together, as far as there are registers."""
+    if not isinstance(stage, Sweep) or stage.lanes > 1 or not steps.by_value:
+        return stage
+    ways = (with_products_together(stage, most) for most in range(TOGETHER, 1, -1))
+    return next(filter(steps.fit, ways), stage)
 
 
 def _first(progress: Progress) -> int:

@@ -35,7 +35,7 @@ class Layout:
     """The shared memory of a group."""
 
     tiles: Mapping[int, Placed]
-    spreads: Mapping[int, int]  # of sweeps of quads, by their positions: the lines of neighbours
+    spreads: Mapping[int, int]  # of sweeps, by their positions: which lines neighbours have
     front: int  # values of tiles, and of sums that meet there
     matrices: Mapping[int, int]  # values of each, behind the tiles
     streams: Mapping[int, int]  # the same of the pieces of streamed operands
@@ -144,7 +144,7 @@ def _claim(
     To where tiles were that the last stage does not need.
     """
     group = max(1, GROUP // transfers.schedule.ends.dtype.itemsize)
-    size = strides.element * ownership.elements
+    size = strides.values(ownership.elements)
     if room.brought and transfers.together:
         size += group - 1  # the first tile may begin anywhere in a group
     stages, end = {*range(room.first, room.last + 1)}, len(transfers.schedule.stages)
@@ -156,13 +156,13 @@ def _claim(
 def _tiles(claims: Sequence[_Claim], elements: int) -> tuple[dict[int, Placed], int]:
     """Where tiles are, and how many values they take."""
     # Large ones leave gaps that others fit in; which order of the others is best depends.
-    largest_first = sorted(claims, key=lambda x: -x.strides.element)
+    largest_first = sorted(claims, key=lambda x: -x.strides.values(elements))
     front, begins = min(map(_packed, (claims, largest_first)), key=lambda x: x[0])
     tiles = {}
     for claim, begin in begins:
-        own, end = claim.strides, begin + claim.strides.element * elements
+        own, end = claim.strides, begin + claim.strides.values(elements)
         for tile, axes in claim.room.axes.items():
-            at = Strides(tuple(own.axes[x] for x in axes), own.element)
+            at = replace(own, axes=tuple(own.axes[x] for x in axes))
             tiles[tile] = Placed(at, begin, end)
     return tiles, front
 

@@ -90,7 +90,7 @@ def _at_one_point(sweep: Sweep, value: Value, moves: list[int]) -> bool:
     """Whether a value is used at one point of the fibre after the other, by these operations alone,
     which are done together.
     """
-    together = next(x for x in grouped(sweep.moves) if sweep.moves[moves[0]] in x)
+    together = next(x for x in grouped(sweep) if sweep.moves[moves[0]] in x)
     alone = not any(value in outer.operands for outer in sweep.outers)
     return alone and together[0].pointwise and all(sweep.moves[n] in together for n in moves)
 

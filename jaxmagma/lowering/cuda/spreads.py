@@ -19,6 +19,8 @@ from jaxmagma.lowering.cuda.sweeps import QUAD
 
 # From the line of a quad to that of the next one; the fourth is followed by one next to the first.
 SPREADS = (1, 2, 4)
+# Threads side by side have the same line of different elements.
+ACROSS = 0
 OCTET = 8
 # Lines of two octets.
 GROUP = 2 * OCTET
@@ -77,7 +79,9 @@ def choose(
     What tiles cost depends on all sweeps that touch them, so that several must change together.
     """
     found: list[tuple[float, dict[int, int]]] = []
-    beginnings = (tuple(x if x in some else some[0] for some in options.values()) for x in SPREADS)
+    beginnings = (
+        tuple(x if x in some else some[0] for some in options.values()) for x in (*SPREADS, ACROSS)
+    )
     for beginning in dict.fromkeys(beginnings):
         spreads = dict(zip(options, beginning, strict=True))
         best, before = cost(spreads), float("inf")

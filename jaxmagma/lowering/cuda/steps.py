@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jaxmagma.lowering.cuda.origins import origin
-from jaxmagma.lowering.cuda.sweeps import Mode, Sweep, as_mode, live_registers
+from jaxmagma.lowering.cuda.sweeps import BY_TENSOR_CORES, Mode, Sweep, as_mode, live_registers
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange
 from jaxmagma.program import Gather, Place, View
 
@@ -48,6 +48,11 @@ class Steps:
     def needed(self, group: Set[int]) -> Set[int]:
         """What steps of a group need of others."""
         return {x for n in group for x in self.operands[n]} - group
+
+    @property
+    def by_value(self) -> bool:
+        """Whether threads read matrices value by value, not several small ones at once."""
+        return self.plan.program.dtype in BY_TENSOR_CORES
 
     def fit(self, sweep: Sweep) -> bool:
         """Whether the fibres of a sweep fit in registers."""

@@ -15,7 +15,7 @@ If the result is only summed over elements, it is an ``Accumulation``: warps own
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -111,7 +111,8 @@ class Outer:
 class Sweep:
     """Operations on fibres; ``lines`` are the labels spread over threads, the last one fastest.
 
-    ``lanes`` of a warp own a fibre together: 1 or QUAD.
+    ``lanes`` of a warp own a fibre together: 1 or QUAD. Of products that follow each other with one
+    matrix at most so many are done ``together``.
     """
 
     lines: str
@@ -121,6 +122,7 @@ class Sweep:
     moves: tuple[Move, ...] = ()
     outers: tuple[Outer, ...] = ()
     tiles: Mapping[int, Value] = field(default_factory=dict)  # what the sweep computes
+    together: int = 1
 
     def operand(self, tile: int, labels: str, length: int) -> Value:
         """A tile in registers: made in this sweep, or read."""
@@ -299,7 +301,7 @@ def live_registers(plan: Plan, sweep: Sweep, split: Collection[int]) -> int:
     def size(value: Value) -> int:
         return slots(value.length, sweep.lanes, mirrored)
 
-    groups = grouped(sweep.moves)
+    groups = grouped(sweep)
     last: dict[Value, int] = {}
     for position, group in enumerate(groups):
         for move in group:
@@ -336,7 +338,7 @@ def live_registers(plan: Plan, sweep: Sweep, split: Collection[int]) -> int:
 
 def outers_after(sweep: Sweep) -> list[list[Outer]]:
     """The outer products that follow each group of moves: as soon as both fibres are there."""
-    groups = grouped(sweep.moves)
+    groups = grouped(sweep)
     found: list[list[Outer]] = [[] for _ in groups] or [[]]
     if not sweep.outers:
         return found
@@ -350,21 +352,50 @@ def outers_after(sweep: Sweep) -> list[list[Outer]]:
     return found
 
 
-def grouped(moves: Sequence[Move]) -> list[list[Move]]:
-    """Runs of pointwise operations on fibres of one length; others alone."""
+def grouped(sweep: Sweep) -> list[list[Move]]:
+    """Runs of pointwise operations on fibres of one length, and products that are done together."""
     groups: list[list[Move]] = []
-    for move in moves:
-        last = groups[-1][-1] if groups else None
-        if (
-            last is not None
-            and move.pointwise
-            and last.pointwise
-            and move.result.length == last.result.length
-        ):
+    for move in sweep.moves:
+        if groups and _belongs(sweep, groups[-1], move):
             groups[-1].append(move)
         else:
             groups.append([move])
     return groups
+
+
+def _belongs(sweep: Sweep, group: Sequence[Move], move: Move) -> bool:
+    last = group[-1]
+    if move.pointwise or last.pointwise:
+        return move.pointwise and last.pointwise and move.result.length == last.result.length
+    alike = move.matrix is not None and (move.matrix, move.shape) == (last.matrix, last.shape)
+    return alike and len(group) < sweep.together and not _reads(move, group)
+
+
+def _reads(move: Move, others: Iterable[Move]) -> bool:
+    """Whether an operation reads what others make."""
+    return any(x.result in move.operands for x in others)
+
+
+def with_products_together(sweep: Sweep, most: int) -> Sweep:
+    """The sweep with products of one matrix behind each other: each reads the matrix once."""
+    left, moves = [*sweep.moves], []
+    while left:
+        first = left.pop(0)
+        moves.append(first)
+        waiting: list[Move] = []
+        count = 1
+        for move in left:
+            alike = first.matrix is not None and (move.matrix, move.shape) == (
+                first.matrix,
+                first.shape,
+            )
+            if alike and count < most and not _reads(move, [first, *waiting]):
+                moves.append(move)
+                count += 1
+            else:
+                waiting.append(move)
+        left = waiting
+    return replace(sweep, moves=tuple(moves), together=most)
 
 
 def described(stage: Stage) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxmagma.lowering.cuda.source.places import Places
 from jaxmagma.lowering.cuda.source.text import LETTERS, Text, linear, listed, shape_of
+from jaxmagma.lowering.cuda.spreads import ACROSS
 from jaxmagma.lowering.cuda.sweeps import ALONG, Sweep, Value
 
 
@@ -107,7 +108,9 @@ class Registers:
     def each_fibre(self) -> AbstractContextManager[None]:
         """What is printed meanwhile is done for every fibre."""
         extents = [self.sweep.extents[x] for x in self.sweep.lines]
-        verb, type_, parameters = "values" if self.sweep.light else "lines", "int", []
+        across = self.block.layout.spreads.get(self.places.position) == ACROSS
+        verb = "values" if self.sweep.light else "across" if across else "lines"
+        type_, parameters = "int", []
         sizes = ["kThreads", "kElements", *extents]
         if self.block.ownership.packs(self.sweep):
             fibres = self.block.ownership.fibres(self.sweep)
