@@ -205,7 +205,7 @@ def run_case(
     return Result(
         workload.name,
         workload.dtype,
-        tuple(x.shape for x in workload.arguments),
+        tuple(x.shape for x in jax.tree.leaves(workload.arguments)),
         workload.least_bytes,
         workload.real_flops,
         ceiling.bytes_per_second,

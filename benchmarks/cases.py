@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import product
 
-from benchmarks import fused, programs, users
+from benchmarks import fused, meshes, programs, users
 from benchmarks import workloads as w
 from benchmarks.workloads import Workload
 
@@ -144,6 +144,11 @@ def elsewhere(size: float) -> Iterator[Workload]:
         yield from program.workloads(size)
 
 
+def global_vectors(size: float) -> Iterator[Workload]:
+    """Operators on global vectors, the geometry of elements from the coordinates of their nodes."""
+    yield from meshes.every(size)
+
+
 def library(size: float) -> Iterator[Workload]:
     """Work that XLA does well: here the aim is to lose nothing."""
     n = 1 << max(6, (int((size / 8 / 24) ** 0.5)).bit_length() - 1)
@@ -229,6 +234,7 @@ SUITES: dict[str, Callable[[float], Iterator[Workload]]] = {
     "applications": applications,
     "programs": whole_programs,
     "users": elsewhere,
+    "meshes": global_vectors,
     "library": library,
     "in-cache": in_cache,
     "all": everything,

@@ -123,7 +123,7 @@ def _given(workload: Workload, drawn: Sequence[np.ndarray]) -> list[np.ndarray]:
     if workload.given is None:
         return numbers
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        return [np.asarray(x) for x in workload.given(*numbers)]
+        return list(jax.tree.map(np.asarray, workload.given(*numbers)))
 
 
 def _compiled(workload: Workload) -> tuple[Function, int]:

@@ -65,7 +65,7 @@ class Workload:
     given: Callable[..., tuple[Array, ...]] | None = None
 
     @property
-    def arguments(self) -> list[jax.ShapeDtypeStruct]:
+    def arguments(self) -> list[Any]:
         """What stands for the arguments where none are at hand."""
         drawn = [jax.ShapeDtypeStruct(shape, self.dtype) for shape in self.shapes]
         return list(jax.eval_shape(self.given, *drawn)) if self.given else drawn
@@ -80,7 +80,7 @@ class Workload:
 
     @property
     def input_bytes(self) -> int:
-        return sum(x.size * x.dtype.itemsize for x in self.arguments)
+        return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(self.arguments))
 
     @property
     def real_flops(self) -> int:
