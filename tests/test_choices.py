@@ -21,7 +21,7 @@ from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.program import Input, Output
 from jaxmagma.tune import suite, tuner
 from tests import cuda_fused
-from tests.cuda_programs import chain, contraction, mass, product
+from tests.cuda_programs import chain, contraction, gradient, mass, product
 
 
 ARCH = "sm_90"
@@ -85,17 +85,17 @@ def test_the_length_of_a_gathered_vector_does_not_matter() -> None:
 
 def test_names_are_the_same_in_every_process() -> None:
     code = (
-        "from tests.cuda_programs import mass; from jaxmagma import choices;"
-        "print(choices.key(mass(3)))"
+        "from tests.cuda_programs import chain, gradient, mass, product;"
+        "from jaxmagma import choices;"
+        "programs = mass(3), chain(4), product(4, 4, 4), gradient(mass(2, constant=False));"
+        "print(*map(choices.key, programs))"
     )
     root = str(Path(__file__).resolve().parent.parent)
-    printed = {
-        subprocess.run(
-            [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
-        ).stdout.strip()
-        for _ in range(2)
-    }
-    assert printed == {choices.key(mass(3))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    )
+    programs = mass(3), chain(4), product(4, 4, 4), gradient(mass(2, constant=False))
+    assert done.stdout.split() == [*map(choices.key, programs)]
 
 
 def test_a_traced_basis_takes_the_choice_of_a_constant_one(folder: Path) -> None:
@@ -252,14 +252,14 @@ def test_another_version_is_ignored(folder: Path, monkeypatch: pytest.MonkeyPatc
 def test_writers_do_not_lose_each_others_entries(folder: Path) -> None:
     code = (
         "import sys; from jaxmagma import choices\n"
-        "for n in range(20): choices.remember('sm_90', f'{sys.argv[1]}-{n}', {'plain': True})"
+        "for n in range(30): choices.remember('sm_90', f'{sys.argv[1]}-{n}', {'plain': True})"
     )
     writers = [
-        subprocess.Popen([sys.executable, "-P", "-c", code, str(number)]) for number in range(3)
+        subprocess.Popen([sys.executable, "-P", "-c", code, str(number)]) for number in range(2)
     ]
-    assert [writer.wait() for writer in writers] == [0] * 3
+    assert [writer.wait() for writer in writers] == [0] * 2
     user = choices.UserChoices()
-    assert all(user.find(ARCH, f"{w}-{n}") for w in range(3) for n in range(20))
+    assert all(user.find(ARCH, f"{w}-{n}") for w in range(2) for n in range(30))
     assert len([*(folder / "cache").iterdir()]) == 60
 
 

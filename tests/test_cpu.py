@@ -910,6 +910,7 @@ def sweep_elsewhere(**env: str) -> str:
     return run_elsewhere(__file__, **env)
 
 
+@functools.cache
 def instruction_sets(name: str) -> str:
     """What the instruction set is if ``JAXMAGMA_CPU_ISA`` asks for this one, or the error."""
     code = """
@@ -946,7 +947,8 @@ def test_instruction_sets(name: str) -> None:
 
 @pytest.mark.slow
 def test_sums_do_not_depend_on_the_number_of_threads() -> None:
-    results = {sweep_elsewhere(PJRT_NPROC=str(threads)) for threads in (1, 2, 7)}
+    """One, an odd number, and those of this machine: two in most, for the checks of a commit."""
+    results = {sweep_elsewhere(PJRT_NPROC=str(threads)) for threads in (1, 7)}
     assert results == {sweep()}
 
 

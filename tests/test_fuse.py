@@ -90,8 +90,12 @@ def pair(getkey: GetKey) -> tuple[jax.Array, jax.Array]:
 
 
 @pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize("in_axes", [0, (0, None), (None, 1)], ids=str)
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize(
+    ("name", "in_axes"),
+    # By turns it is the first or the second argument that elements share.
+    [(x, axes) for n, x in enumerate(WHOLE) for axes in (0, ((0, None), (None, 1))[n % 2])],
+    ids=str,
+)
 def test_values_and_gradients(name: str, in_axes: Any, pair: tuple[jax.Array, ...]) -> None:
     first, second = (in_axes, in_axes) if in_axes == 0 else in_axes
     pair = tuple(x[0] if axis is None else x for x, axis in zip(pair, (first, second), strict=True))
