@@ -175,6 +175,31 @@ def test_random_rewrites(permutation: list[int], stack: bool, pieces: str) -> No
     assert moves(program) == 0
 
 
+def test_a_matrix_that_makes_strains_is_part_of_a_program() -> None:
+    """Put together at each point, from derivatives of four nodes, as textbooks have it."""
+    slopes = RANDOM.normal(size=(5, 4, 3))
+
+    def force(u: Any, X: Any) -> Any:
+        def at_point(slope: Any) -> Any:
+            dx = X.T @ slope
+            g = slope @ jnp.linalg.inv(dx)
+            strain = jnp.zeros((6, 12))
+            for n in range(3):
+                m = (n + 1) % 3
+                strain = strain.at[n, n::3].set(g[:, n])
+                strain = strain.at[3 + n, n::3].set(g[:, m]).at[3 + n, m::3].set(g[:, n])
+            return strain.T @ (strain @ u.reshape(-1)) * jnp.linalg.det(dx)
+
+        return jax.vmap(at_point)(slopes).sum(0).reshape(4, 3)
+
+    u, X = RANDOM.normal(size=(2, ELEMENTS, 4, 3))
+    program_of(force, u, X)  # is one
+    for function in (force, jax.grad(lambda u, X: jnp.sum(jnp.sin(force(u, X))), (0, 1))):
+        found, expected = (jax.jit(f(function))(u, X) for f in (jm.fuse, jax.vmap))
+        for got, wanted in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-11 * np.abs(wanted).max())
+
+
 @pytest.mark.parametrize("n", [3, 4, 5])
 @pytest.mark.parametrize("dimension", [2, 3])
 def test_faces_of_an_element_leave_the_rest_a_field(n: int, dimension: int) -> None:

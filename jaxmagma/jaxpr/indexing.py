@@ -11,7 +11,7 @@ from jax.extend.core import JaxprEqn
 from jax.lax import GatherScatterMode
 
 from jaxmagma.jaxpr.equations import Unsupported, aval
-from jaxmagma.jaxpr.tiles import MOST_PIECES, Read, Tile, Tiles
+from jaxmagma.jaxpr.tiles import MOST_PIECES, MOST_PLACED, MOST_PLACES, Read, Tile, Tiles
 from jaxmagma.labels import letters
 
 
@@ -225,8 +225,8 @@ def scatter(function: str | None) -> Callable[..., Read]:
         count = math.prod(few)
         if 0 in given:
             return x
-        if max(math.prod(small), count) > MOST_PIECES:
-            raise Unsupported(f"{name} of {max(math.prod(small), count)} values")
+        if count > MOST_PIECES or math.prod(small) > MOST_PLACES:
+            raise Unsupported(f"{name} of {count} values at {math.prod(small)} places")
 
         def placed(update: Any) -> jax.Array:
             zeros = jnp.zeros(small, update.dtype)
@@ -238,12 +238,15 @@ def scatter(function: str | None) -> Callable[..., Read]:
             hits = np.asarray(jax.vmap(placed)(each))
         if mode == GatherScatterMode.PROMISE_IN_BOUNDS and hits.sum() != count:
             raise Unsupported(f"{name} at places that there are not")
-        pieces = reader.pieces(x, moved)
+        pieces = reader.pieces(x, moved, MOST_PLACES)
         own = [n for n in range(len(given)) if n not in kept]
         parts = reader.pieces(updates, own).reshape(-1)
         for n, *at in np.argwhere(hits.squeeze(tuple(1 + n for n in whole))).tolist():
             old = pieces[tuple(at)]
             pieces[tuple(at)] = reader.emit(function, old, parts[n]) if function else parts[n]
+        unknown = sum(isinstance(reader.known(x), Tile) for x in pieces.flat)
+        if unknown > MOST_PLACED:
+            raise Unsupported(f"{name} that makes {unknown} values")
         return reader.in_order(reader.assembled(pieces), [*moved, *whole])
 
     return rule

@@ -20,6 +20,10 @@ from jaxmagma.program import Output
 
 # Values taken apart, or small matrices multiplied, one by one.
 MOST_PIECES = 64
+# Places of an array that values are put into, and those of them whose values are not known then: a
+# matrix that makes strains of displacements is large, and mostly zeros.
+MOST_PLACES = 512
+MOST_PLACED = 128
 LARGEST_COMPONENT = 4
 
 
@@ -233,11 +237,11 @@ class Tiles(ABC):
         sizes = dict(zip(labels, np.shape(read), strict=True))
         return self.builder.relabel(self.value(number), "", labels, sizes)
 
-    def pieces(self, read: Read, axes: Sequence[int]) -> np.ndarray:
+    def pieces(self, read: Read, axes: Sequence[int], most: int = MOST_PIECES) -> np.ndarray:
         """The value at every place along some axes, an array of objects."""
         shape = self.shape(read)
         count = math.prod(shape[axis] for axis in axes)
-        if count > MOST_PIECES:
+        if count > most:
             raise Unsupported(f"it takes a value apart into {count} pieces")
         found = np.empty([shape[axis] for axis in axes], object)
         for at in np.ndindex(*found.shape):
