@@ -587,7 +587,9 @@ class Builder:
             outer = [n for before, shape in groups if before < with_it for n in shape]
             inner = [n for before, shape in groups if before > with_it for n in shape]
             stacked = (*outer, *(old[n] for n in with_it), *inner)
-            if stacked == old:
+            split = [before[0] for before, shape in groups if len(before) < len(shape)]
+            # What comes out of a table is components, as the columns of a Hessian.
+            if stacked == old or any(self._is_of_table(value, n) for n in split):
                 return (yield from self._restacked(value, tile, groups))
             at = len(outer) + axis - with_it[0]
             parts = []
@@ -618,6 +620,36 @@ class Builder:
             terms.append((value, "".join(parts.get(x, x) for x in labels)))
         output = "".join(parts.get(x, x) for x in operation.output)
         return self.again(operation, terms, output, extents)
+
+    def _is_of_table(self, value: int, axis: int) -> bool:
+        """Whether an axis comes out of a known table that is applied, and not of a reshape."""
+        while True:
+            operation, stack = self._values[value], self._known[value].stack
+            if stack is not None:
+                at, tiles = stack
+                if axis == at:
+                    return False
+                value, axis = tiles[0], axis - (axis > at)
+                continue
+            if isinstance(operation, View):
+                whole = self.tile(operation.operand)
+                box = box_of(whole, operation.offset, operation.strides, operation.tile)
+                along = [n for n, (*_, position) in enumerate(box or ()) if position == axis]
+                if not along:
+                    return False
+                value, axis = operation.operand, along[0]
+                continue
+            if not isinstance(operation, Contract | Map):
+                return False
+            label = operation.output[axis]
+            terms = [x for x in operation.terms if label in x[1]]
+            if any(self.is_known(x) and not set(y) <= set(operation.output) for x, y in terms):
+                return True
+            own = [x for x in terms if not self.is_known(x[0])]
+            if not own:
+                return False
+            value, labels = own[0]
+            axis = labels.index(label)
 
     def _restacked(
         self, value: int, tile: tuple[int, ...], groups: Sequence[tuple[list[int], list[int]]]
