@@ -13,7 +13,7 @@ the results of the elements, reads them and the transposed index, and writes the
 import functools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple
 
@@ -72,54 +72,43 @@ class Cell(NamedTuple):
         return f"{','.join(matrices)},{nodes}...->{points}..."
 
 
-def mass(cell: Cell) -> Function:
+# ---- Densities at a point, of a value or of derivatives with respect to coordinates --------------
+
+
+def mass(u: Array) -> Array:
+    return 0.5 * u**2
+
+
+def diffusion(slope: Array) -> Array:
+    return 0.5 * slope @ slope
+
+
+def elasticity(slope: Array) -> Array:
+    strain = 0.5 * (slope + slope.T)
+    return 0.7 * jnp.sum(strain**2) + 0.5 * jnp.trace(strain) ** 2
+
+
+def solid(slope: Array) -> Array:
+    F = jnp.eye(len(slope)) + slope
+    log = jnp.log(jnp.linalg.det(F))
+    return 0.5 * jnp.sum(F * F) - log + 0.5 * log**2
+
+
+def of_element(cell: Cell, density: Function, slopes: bool) -> Function:
+    """What an energy of such a density adds to the nodes of an element."""
+
+    def at_point(u: Array, dx: Array) -> Array:
+        return density(u @ jnp.linalg.inv(dx) if slopes else u) * jnp.linalg.det(dx)
+
     def energy(u: Array, x: Array) -> Array:
-        def density(u: Array, dx: Array) -> Array:
-            return 0.5 * u**2 * jnp.linalg.det(dx)
-
-        return cell.integral(density, cell.interpolated(u), cell.derivatives(x))
-
-    return jax.grad(energy)
-
-
-def diffusion(cell: Cell) -> Function:
-    def energy(u: Array, x: Array) -> Array:
-        def density(du: Array, dx: Array) -> Array:
-            slope = du @ jnp.linalg.inv(dx)
-            return 0.5 * slope @ slope * jnp.linalg.det(dx)
-
-        return cell.integral(density, cell.derivatives(u), cell.derivatives(x))
-
-    return jax.grad(energy)
-
-
-def elasticity(cell: Cell) -> Function:
-    def energy(u: Array, x: Array) -> Array:
-        def density(du: Array, dx: Array) -> Array:
-            slope = du @ jnp.linalg.inv(dx)
-            strain = 0.5 * (slope + slope.T)
-            stored = 0.7 * jnp.sum(strain**2) + 0.5 * jnp.trace(strain) ** 2
-            return stored * jnp.linalg.det(dx)
-
-        return cell.integral(density, cell.derivatives(u), cell.derivatives(x))
-
-    return jax.grad(energy)
-
-
-def solid(cell: Cell) -> Function:
-    def energy(u: Array, x: Array) -> Array:
-        def density(du: Array, dx: Array) -> Array:
-            F = jnp.eye(cell.dimension) + du @ jnp.linalg.inv(dx)
-            log = jnp.log(jnp.linalg.det(F))
-            return (0.5 * jnp.sum(F * F) - log + 0.5 * log**2) * jnp.linalg.det(dx)
-
-        return cell.integral(density, cell.derivatives(u), cell.derivatives(x))
+        at_points = cell.derivatives(u) if slopes else cell.interpolated(u)
+        return cell.integral(at_point, at_points, cell.derivatives(x))
 
     return jax.grad(energy)
 
 
 # Whether of vectors, whether of derivatives, and the operations at a point.
-OPERATORS: dict[str, tuple[Callable[[Cell], Function], bool, bool, int]] = {
+OPERATORS: dict[str, tuple[Function, bool, bool, int]] = {
     "mass": (mass, False, False, 20),
     "diffusion": (diffusion, False, True, 80),
     "elasticity": (elasticity, True, True, 180),
@@ -135,9 +124,9 @@ def every(total_bytes: float) -> Iterator[Workload]:
 
 def operator(name: str, dimension: int, p: int, total_bytes: float) -> Workload:
     """One of the operators on a box, bent a little at random."""
-    of_cell, vectors, slopes, at_point = OPERATORS[name]
+    density, vectors, slopes, at_point = OPERATORS[name]
     d, n, c = dimension, p + 1, dimension if vectors else 1
-    element = of_cell(Cell.of_degree(p, d))
+    element = of_element(Cell.of_degree(p, d), density, slopes)
     per_node = 8 * (d + 2 * c)  # coordinates, argument and result of a node
     per_element = n**d * (2 * 4 + 2 * 8 * c)  # both indices, and what is added up
     cells = round(elements(total_bytes, per_node * p**d + per_element) ** (1 / d))
@@ -198,11 +187,11 @@ def main(elements: int = 1_000_000) -> None:
         u = 1e-3 / cells * jax.random.normal(jax.random.key(0), (size, dimension))
         lines = jnp.meshgrid(*[jnp.linspace(0, 1, cells * p + 1)] * dimension, indexing="ij")
         x = jax.block_until_ready(jnp.stack(lines, -1).reshape(size, dimension))
-        for name, (of_cell, vectors, *_) in OPERATORS.items():
-            of_element = of_cell(Cell.of_degree(p, dimension))
+        for name, (density, vectors, slopes, _) in OPERATORS.items():
+            element = of_element(Cell.of_degree(p, dimension), density, slopes)
             v = jax.block_until_ready(u if vectors else u[:, 0])
             start = time.perf_counter()
-            jax.block_until_ready(_applied(of_element)(v, x, mesh))
+            jax.block_until_ready(_applied(element)(v, x, mesh))
             print(f"  {name} {_since(start)}", flush=True)
 
 

@@ -347,10 +347,10 @@ def _assemble_in_order(
     return _each(axes, functools.partial(assembly.added, size=size))(values, index)
 
 
-for platform, function in ((None, _assemble_programs), ("cpu", _assemble_in_order)):
-    mlir.register_lowering(
-        assemble_p, mlir.lower_fun(function, multiple_results=False), platform=platform
-    )
+mlir.register_lowering(assemble_p, mlir.lower_fun(_assemble_programs, multiple_results=False))
+mlir.register_lowering(
+    assemble_p, mlir.lower_fun(_assemble_in_order, multiple_results=False), platform="cpu"
+)
 internals.lowers_with_devices(assemble_p)
 
 

@@ -252,14 +252,14 @@ def test_another_version_is_ignored(folder: Path, monkeypatch: pytest.MonkeyPatc
 def test_writers_do_not_lose_each_others_entries(folder: Path) -> None:
     code = (
         "import sys; from jaxmagma import choices\n"
-        "for n in range(30): choices.remember('sm_90', f'{sys.argv[1]}-{n}', {'plain': True})"
+        "for n in range(20): choices.remember('sm_90', f'{sys.argv[1]}-{n}', {'plain': True})"
     )
     writers = [
-        subprocess.Popen([sys.executable, "-P", "-c", code, str(number)]) for number in range(2)
+        subprocess.Popen([sys.executable, "-P", "-c", code, str(number)]) for number in range(3)
     ]
-    assert [writer.wait() for writer in writers] == [0] * 2
+    assert [writer.wait() for writer in writers] == [0] * 3
     user = choices.UserChoices()
-    assert all(user.find(ARCH, f"{w}-{n}") for w in range(2) for n in range(30))
+    assert all(user.find(ARCH, f"{w}-{n}") for w in range(3) for n in range(20))
     assert len([*(folder / "cache").iterdir()]) == 60
 
 

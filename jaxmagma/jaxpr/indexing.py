@@ -11,7 +11,7 @@ from jax.extend.core import JaxprEqn
 from jax.lax import GatherScatterMode
 
 from jaxmagma.jaxpr.equations import Unsupported, aval
-from jaxmagma.jaxpr.tiles import MOST_PIECES, MOST_PLACED, MOST_PLACES, Read, Tile, Tiles
+from jaxmagma.jaxpr.tiles import MOST_PIECES, MOST_PLACES, Read, Tile, Tiles
 from jaxmagma.labels import letters
 
 
@@ -244,8 +244,8 @@ def scatter(function: str | None) -> Callable[..., Read]:
         for n, *at in np.argwhere(hits.squeeze(tuple(1 + n for n in whole))).tolist():
             old = pieces[tuple(at)]
             pieces[tuple(at)] = reader.emit(function, old, parts[n]) if function else parts[n]
-        unknown = sum(isinstance(reader.known(x), Tile) for x in pieces.flat)
-        if unknown > MOST_PLACED:
+        unknown = sum(isinstance(reader.known(piece), Tile) for piece in pieces.flat)
+        if unknown > max(MOST_PIECES, pieces.size // 2):
             raise Unsupported(f"{name} that makes {unknown} values")
         return reader.in_order(reader.assembled(pieces), [*moved, *whole])
 

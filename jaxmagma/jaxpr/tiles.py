@@ -20,10 +20,9 @@ from jaxmagma.program import Output
 
 # Values taken apart, or small matrices multiplied, one by one.
 MOST_PIECES = 64
-# Places of an array that values are put into, and those of them whose values are not known then: a
-# matrix that makes strains of displacements is large, and mostly zeros.
+# Places of an array that values are put into; beyond the above, if half of it is known: a matrix
+# that makes strains of displacements has zeros there.
 MOST_PLACES = 512
-MOST_PLACED = 128
 LARGEST_COMPONENT = 4
 
 

@@ -51,7 +51,7 @@ class Matrices:
         return self.schedule.quads or not self.held
 
     def bank_uses(self) -> int:
-        """How often one of them is read anew."""
+        """How often one of them is read anew, at most: several products may share it."""
         return self.rereads * sum(x in self.bank for x in _of_threads(self.schedule))
 
     def bank_size(self, matrix: int) -> int:

@@ -367,8 +367,13 @@ def _belongs(sweep: Sweep, group: Sequence[Move], move: Move) -> bool:
     last = group[-1]
     if move.pointwise or last.pointwise:
         return move.pointwise and last.pointwise and move.result.length == last.result.length
-    alike = move.matrix is not None and (move.matrix, move.shape) == (last.matrix, last.shape)
-    return alike and len(group) < sweep.together and not _reads(move, group)
+    return _share(move, last) and len(group) < sweep.together and not _reads(move, group)
+
+
+def _share(one: Move, other: Move) -> bool:
+    """Whether two products have the same matrix."""
+    same = (one.matrix, one.shape) == (other.matrix, other.shape)
+    return one.matrix is not None and same
 
 
 def _reads(move: Move, others: Iterable[Move]) -> bool:
@@ -382,18 +387,12 @@ def with_products_together(sweep: Sweep, most: int) -> Sweep:
     while left:
         first = left.pop(0)
         moves.append(first)
+        others: list[Move] = []
         waiting: list[Move] = []
-        count = 1
         for move in left:
-            alike = first.matrix is not None and (move.matrix, move.shape) == (
-                first.matrix,
-                first.shape,
-            )
-            if alike and count < most and not _reads(move, [first, *waiting]):
-                moves.append(move)
-                count += 1
-            else:
-                waiting.append(move)
+            joins = _share(move, first) and len(others) < most - 1
+            (others if joins and not _reads(move, [first, *waiting]) else waiting).append(move)
+        moves += others
         left = waiting
     return replace(sweep, moves=tuple(moves), together=most)
 
