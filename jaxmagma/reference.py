@@ -146,9 +146,12 @@ def _contract(
         axes = tuple(axis for axis in uses[0].batch if axis in axes)
     present = "".join(label for label in operation.output if label in carried)
     terms = [subscript(values[value][1], labels) for value, labels in operation.terms]
+    operands = [values[value][0] for value in operation.operands]
     array = jnp.einsum(
-        ",".join(terms) + "->" + subscript(axes, present),
-        *(values[value][0] for value in operation.operands),
+        # It multiplies from the last one on. Which one XLA has first makes up to twice the speed,
+        # and it is the first that ``jax.vmap`` has.
+        ",".join(reversed(terms)) + "->" + subscript(axes, present),
+        *reversed(operands),
         # Kernels compute in full precision, and so does what stands for them.
         precision=program.precision or jax.lax.Precision.HIGHEST,
     )

@@ -37,15 +37,18 @@ def _window(
     """
     shape = reader.shape(x)
     places: dict[int, range] = {}
-    beginnings: dict[int, Read] = {}
-    for axis, (start, labels) in starts.items():
+    for axis, (start, _) in starts.items():
         last = shape[axis] - sizes[axis]
         low, high = reader.bounds(start, np.int32) or (0, last)
         places[axis] = range(min(max(low, 0), last), min(max(high, 0), last) + 1)
-        beginnings[axis] = reader.relabel(start, labels, output, tile)
     count = math.prod(map(len, places.values()))
     if count > _MOST_PLACES:
         raise Unsupported(f"one of {count} places, which is computed")
+
+    def reaches(axis: int, k: int) -> Read:
+        start, labels = starts[axis]
+        found = reader.emit("ge", start, k)
+        return reader.relabel(found, labels, output, tile) if labels else found
 
     def chosen(x: Read, axes: Sequence[int]) -> Read:
         if not axes:
@@ -61,7 +64,7 @@ def _window(
             if made is None:
                 made = case
             else:
-                made = reader.emit("select", reader.emit("ge", beginnings[axis], k), made, case)
+                made = reader.emit("select", reaches(axis, k), made, case)
         assert made is not None
         return made
 
