@@ -135,6 +135,13 @@ FUNCTIONS: dict[str, Function] = {
 # Those whose operands may change places without changing a bit of the result.
 COMMUTATIVE = frozenset({"add", "mul", "eq", "ne", "and", "or", "xor"})
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+# What decides between values, and what follows the decision.
+CHOICES = COMPARISONS | {"and", "or", "xor", "not", "select"}
+# Where XLA compiles a function for a CPU, it calls a library for each value of these.
+VALUE_BY_VALUE = frozenset(
+    {"acos", "acosh", "asin", "asinh", "atan2", "atanh", "cbrt", "cos", "erf", "log1p"}
+    | {"pow", "sin", "tan"}
+)
 # Of complex numbers, the backends and the rules of differentiation know these alone.
 COMPLEX_FUNCTIONS = frozenset({"add", "sub", "neg", "mul", "round_to_float32"})
 # By the dtype whose numbers they round to.  What they round they leave alone the second time, and

@@ -31,6 +31,8 @@ LOOPS: dict[str, Case] = {
     "argmax": (jnp.argmax, ((20,),)),
     "concatenation": (lambda x, y: jnp.concatenate([x, y]), ((20,), (7,))),
     "a relu": (lambda x: jax.nn.relu(x) - 1.0, ((3,),)),
+    "a lookup": (lambda x: jnp.asarray(B)[jnp.floor(4.0 * x[0] - 2.0).astype(int)] * x, ((5,),)),
+    "an update": (lambda x: x.at[jnp.argmax(x)].set(0.0), ((20,),)),
     "second differences": (lambda x: jnp.pad(x, 1)[2:] - 2.0 * x + jnp.pad(x, 1)[:-2], ((8,),)),
 }
 KERNELS: dict[str, Case] = {
@@ -41,6 +43,8 @@ KERNELS: dict[str, Case] = {
     ),
     "taken apart again": (lambda x, y: jnp.cross(x, jnp.cross(x, y)), ((3,), (3,))),
     "several short sums": (lambda x: x / x.sum() + (x * x).sum() * x - x.max(), ((9,),)),
+    "a lookup in itself": (lambda x: x[jnp.floor(4.0 * x[0] - 2.0).astype(int)] * x, ((5,),)),
+    "updates at places that are known": (lambda x: x.at[np.arange(0, 9, 2)].set(0.0), ((20,),)),
     "a function of a library": (lambda x: jnp.arctan2(x, 2.0) + jnp.cbrt(x), ((4,),)),
     "a sort": (jnp.sort, ((5,),)),
 }

@@ -54,11 +54,12 @@ An operation of an expression works on a chunk of its points; see
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxmagma.factoring import alternatives as alternatives
 from jaxmagma.factoring import planned as planned
-from jaxmagma.functions import COMPLEX_FUNCTIONS
+from jaxmagma.functions import CHOICES, COMPLEX_FUNCTIONS, VALUE_BY_VALUE
 from jaxmagma.lowering.cpu.expressions import NUMBERS
 from jaxmagma.lowering.cpu.lanes import DTYPES, GEMM, Encoder
 from jaxmagma.lowering.cpu.places import gathered
@@ -66,7 +67,7 @@ from jaxmagma.lowering.kernel import Declined, Excess, Kernel
 from jaxmagma.lowering.rules import Rules
 from jaxmagma.lowering.space import Space, one
 from jaxmagma.lowering.target import Target
-from jaxmagma.plan import Plan, Pointwise, Product
+from jaxmagma.plan import Plan, Pointwise, Product, Step
 from jaxmagma.program import Gather, Place
 
 
@@ -220,8 +221,9 @@ def _no_gain(plan: Plan, elements: int) -> str | None:
     has_products = any(_is_matrix_product(plan, step) for step in products)
     if not (has_products or _computes_much(plan) or _has_many_pieces(plan)):
         return "without a product of matrices it is bound by memory, and XLA's loops are as fast"
-    if len(steps) == 1 and _is_one_for_all_elements(plan, products[0]):
-        return "it is one matrix product for all elements, and XLA's is as fast"
+    if len(products) == 1 and _is_one_for_all_elements(plan, products[0]):
+        if _are_loops(plan, [step for step in steps if step is not products[0]]):
+            return "it is one matrix product for all elements, and XLA's is as fast"
     if len(steps) == 1 and _is_fused(plan, products[0]):
         return (
             "its matrices are so small that XLA multiplies them in fused loops, which are as fast"
@@ -235,10 +237,31 @@ def _no_gain(plan: Plan, elements: int) -> str | None:
 
 
 def _computes_much(plan: Plan) -> bool:
-    """Whether XLA's several loops, which leave values in memory, cost more than one kernel."""
-    results = [plan.tiles[x].size for x in plan.results]
-    values = sum(x.size for x in plan.tiles[: len(plan.program.inputs)] if x.batched)
-    return plan.flops >= _LEAST_FLOPS_PER_VALUE * (values + sum(results))
+    """Whether XLA's several loops, which leave values in memory, cost more than one kernel.
+
+    It chooses between values as fast as a kernel.
+    """
+    choices = [
+        step.flops
+        for number, step in plan.numbered_steps()
+        if plan.tiles[number].batched and isinstance(step, Pointwise) and step.function in CHOICES
+    ]
+    return plan.flops - sum(choices) >= _LEAST_FLOPS_PER_VALUE * _values(plan)
+
+
+def _are_loops(plan: Plan, steps: Sequence[Step]) -> bool:
+    """Whether XLA makes of some steps one loop, or of few operations several."""
+    pointwise = [x for x in steps if isinstance(x, Pointwise)]
+    if any(x.function in VALUE_BY_VALUE for x in pointwise):
+        return False
+    few = sum(x.flops for x in steps) < _LEAST_FLOPS_PER_VALUE * _values(plan)
+    return len(pointwise) == len(steps) or few
+
+
+def _values(plan: Plan) -> int:
+    """That an element reads and writes."""
+    inputs = plan.tiles[: len(plan.program.inputs)]
+    return sum(x.size for x in [*inputs, *map(plan.tiles.__getitem__, plan.results)] if x.batched)
 
 
 def _has_many_pieces(plan: Plan) -> bool:
