@@ -20,6 +20,12 @@ from jaxmagma.lowering.cuda.transfers import Transfers, is_direct
 # share what it has of a matrix.
 QUAD_THREADS = 128
 QUAD_LINES = 4
+# Threads that a group has best; fewer that have so many elements, where these are gathered and there
+# are more stages than these (benchmarks/results/meshes-h200.txt).
+ENOUGH_THREADS = 128
+FEW_THREADS = 64
+FEW_ELEMENTS = 4
+FEW_STAGES = 3
 # Multiply-adds of an accumulation that are work for one thread.
 ACCUMULATED_VALUES = 1024
 # Where a fibre of four-byte values takes no more registers, a thread has so many at a time; two, if
@@ -71,16 +77,15 @@ def ownerships(matrices: Matrices, transfers: Transfers, given: Parameters) -> I
     widest = max((_threads_of(schedule, x, packed) for x in schedule.stages), default=1)
     groups = _groups(schedule, given)
     paired = given.fibres or QUAD_FIBRES
-    for elements, threads in _shapes(schedule, widest, bool(transfers.streams), given):
+    for elements, threads in _shapes(transfers, widest, given):
         # Barriers of several warps are barriers of the whole block.
         several = groups if threads <= WARP else 1
         yield Ownership(threads, elements, several, packed, paired, widest)
 
 
-def _shapes(
-    schedule: Schedule, most: int, in_rows: bool, given: Parameters
-) -> list[tuple[int, int]]:
+def _shapes(transfers: Transfers, most: int, given: Parameters) -> list[tuple[int, int]]:
     """(elements, threads) of a group, if an element keeps so many threads busy."""
+    schedule, in_rows = transfers.schedule, bool(transfers.streams)
     if given.elements is not None:
         threads = min(MAX_THREADS, _round_up(given.elements * most, WARP))
         return [(given.elements, given.threads or threads)]
@@ -94,13 +99,16 @@ def _shapes(
         return [(1, given.threads or QUAD_THREADS)]
     if most > largest:
         return [(1, given.threads or min(512, _round_up(most, WARP)))]
+    # So many threads are enough to be several blocks on a multiprocessor, and few enough for their
+    # barriers to cost little: fewer where all wait for what some gather, and then for each other,
+    # unless elements would be so few that there are more bank conflicts.
+    waits = bool(schedule.ends.gathered) and len(schedule.stages) > FEW_STAGES
+    enough = FEW_THREADS if waits and FEW_ELEMENTS * most <= FEW_THREADS else ENOUGH_THREADS
     best, best_score = 1, 0.0
     for slots in range(1, 1 + (1 if in_rows else largest // most)):
         threads = given.threads or _round_up(slots * most, WARP)
         used = slots * most / threads
-        # 128 threads are enough to be several blocks on a multiprocessor, and few enough for
-        # their barriers to cost little.
-        far = math.log2(threads / 128)
+        far = math.log2(threads / enough)
         score = used * (1 - (0.3 * far if far > 0 else -0.6 * far))
         if score > best_score:
             best, best_score = slots, score
