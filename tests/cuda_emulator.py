@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,47 +27,15 @@ Array = np.ndarray[Any, Any]
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# As if a device had room for two blocks at a time.
-_MAIN = """
-#include "launch.h"
-
-extern "C" const char* run(const int64_t* order, const int64_t* pointers, const int64_t* sums,
-                           int64_t elements, int64_t threads, int64_t resident,
-                           void* const* data, const int64_t* const* dims, const int64_t* ranks,
-                           const int64_t* itemsizes, int64_t count) {
-  using namespace jaxmagma;
-  Signature signature;
-  signature.elements = elements;
-  signature.kept = order[1];
-  signature.order.assign(order + 2, order + 1 + order[0]);
-  for (int64_t at = 1; at <= pointers[0]; at += 5 + pointers[at + 4]) {
-    const int64_t* p = pointers + at;
-    signature.pointers.push_back({p[0], p[1], p[2], p[3] != 0, {p + 5, p + 5 + p[4]}});
-  }
-  for (int64_t at = 1; at <= sums[0]; at += 3) {
-    signature.sums.push_back({sums[at], sums[at + 1], sums[at + 2]});
-  }
-  std::vector<Array> arrays;
-  for (int64_t n = 0; n < count; ++n) {
-    arrays.push_back({data[n], dims[n], static_cast<size_t>(ranks[n]), itemsizes[n]});
-  }
-  Launch launch;
-  static std::string error;
-  signature.resident = resident;
-  error = Prepare(signature, arrays, 2, launch);
-  if (!error.empty()) return error.c_str();
-  void* const* p = launch.pointers.data();
-  emulator::Launch(launch.blocks, threads, [&] { CALL });
-  FINISH
-  return nullptr;
-}
-"""
-
-_FINISH = """
-  for (const auto& sum : signature.sums) {
-    const int64_t values = launch.outer * sum.size;
-    emulator::Launch((values + kTotals - 1) / kTotals, kTotalThreads, [&] { CALL });
-  }
+# What the emulator calls; a kernel may have no sums to finish.
+_CALLS = """
+extern "C" void call_kernel(const int64_t* batch, void* const* p, const int* lengths) {{
+  kernel(*reinterpret_cast<const {batch}*>(batch){arguments});
+}}
+extern "C" void call_finish(void* partial, void* sum, int64_t values, int64_t chunks,
+                            int64_t size) {{
+  {finish}
+}}
 """
 
 
@@ -81,30 +50,25 @@ def _options() -> list[str]:
 
 
 @functools.cache
-def _headers(folder: Path) -> Path:
-    """The folder of the emulator's header, compiled: it takes half of the time of a kernel."""
-    made = folder / "headers"
-    made.mkdir()
-    header = shutil.copy(ROOT / "tests" / "cuda_emulator.h", made)
-    command = [str(compiler()), *_options(), "-x", "c++-header", header, "-o", f"{header}.gch"]
-    subprocess.run(command, check=True)
+def _common() -> tempfile.TemporaryDirectory[str]:
+    """What all kernels share, compiled: it would take most of the time of each."""
+    made = tempfile.TemporaryDirectory()
+    header = f"{made.name}/cuda_emulator.h"
+    shutil.copy(ROOT / "tests" / "cuda_emulator.h", header)
+    sources = [str(ROOT / x) for x in ("tests/cuda_emulator.cc", "cuda/launch.cc")]
+    command = [str(compiler()), *_options()]
+    subprocess.run([*command, "-x", "c++-header", header, "-o", f"{header}.gch"], check=True)
+    subprocess.run([*command, "-r", *sources, "-o", f"{made.name}/emulator.o"], check=True)
     return made
 
 
-@functools.cache
-def _launch_object(folder: Path) -> Path:
-    made = folder / "launch.o"
-    source = ROOT / "cuda" / "launch.cc"
-    subprocess.run([str(compiler()), *_options(), "-c", source, "-o", made], check=True)
-    return made
-
-
-def _compile(source: str, folder: Path, name: str, *objects: Path) -> ctypes.CDLL:
+def _compile(source: str, folder: Path, name: str) -> ctypes.CDLL:
     source = source.replace("extern __shared__ __align__(16) unsigned char memory[];", "")
     file, library = folder / f"{name}.cc", folder / f"{name}.so"
     file.write_text(f'#include "cuda_emulator.h"\n{source}')
-    command = [str(compiler()), f"-I{_headers(folder)}", *_options(), "-shared"]
-    subprocess.run([*command, file, *objects, "-o", library], check=True)
+    common = _common().name
+    command = [str(compiler()), f"-I{common}", *_options(), "-shared"]
+    subprocess.run([*command, file, f"{common}/emulator.o", "-o", library], check=True)
     return ctypes.CDLL(str(library))
 
 
@@ -124,17 +88,14 @@ def _build(source: str, name: str, folder: Path) -> ctypes.CDLL:
     batch, rest = found.groups()
     parameters = rest.split(",\n")[1:]
     types = [x.split("*")[0].replace("const", "").strip() for x in parameters if "*" in x]
-    pointers = "".join(f", static_cast<{t}*>(p[{n}])" for n, t in enumerate(types))
-    lengths = range(len(parameters) - len(types))
-    pointers += "".join(f", launch.lengths[{n}]" for n in lengths)
-    call = f"kernel(*reinterpret_cast<const {batch}*>(launch.batch.data()){pointers});"
+    arguments = "".join(f", static_cast<{t}*>(p[{n}])" for n, t in enumerate(types))
+    arguments += "".join(f", lengths[{n}]" for n in range(len(parameters) - len(types)))
     finish = ""
     if "finish(" in source:
-        data = (f"static_cast<{types[0]}*>(data[sum.{x}])" for x in ("workspace", "result"))
-        call_finish = f"finish({', '.join(data)}, values, launch.chunks, sum.size);"
-        finish = _FINISH.replace("CALL", call_finish)
-    main = _MAIN.replace("CALL", call).replace("FINISH", finish)
-    return _compile(source + main, folder, name, _launch_object(folder))
+        sums = ", ".join(f"static_cast<{types[0]}*>({x})" for x in ("partial", "sum"))
+        finish = f"finish({sums}, values, chunks, size);"
+    calls = _CALLS.format(batch=batch, arguments=arguments, finish=finish)
+    return _compile(source + calls, folder, name)
 
 
 def run(
@@ -164,8 +125,8 @@ def run(
     lists = [np.ascontiguousarray(attributes[x]) for x in ("order", "pointers", "sums")]
     ranks = np.array([x.ndim for x in buffers], np.int64)
     itemsizes = np.array([x.itemsize for x in buffers], np.int64)
-    library.run.restype = ctypes.c_char_p
-    error = library.run(
+    library.run_kernel.restype = ctypes.c_char_p
+    error = library.run_kernel(
         *(ctypes.c_void_p(x.ctypes.data) for x in lists),
         ctypes.c_int64(attributes["elements"]),
         ctypes.c_int64(attributes["threads"]),

@@ -71,7 +71,7 @@ def test_result(workload: Workload) -> None:
     got = jax.tree.leaves(jax.jit(functions["jm"])(*args))
     if workload.wrt and np.dtype(workload.dtype).kind == "c":
         double = [x.astype("complex128") for x in args]
-        exact = [np.asarray(x) for x in jax.tree.leaves(functions["jnp"](*double))]
+        exact = [np.asarray(x) for x in jax.tree.leaves(jax.jit(functions["jnp"])(*double))]
     elif workload.wrt:
         exact = exact_gradient(workload, args)
     elif workload.leading and workload.batched:
@@ -80,7 +80,7 @@ def test_result(workload: Workload) -> None:
         wide = [np.asarray(x, np.longdouble) for x in args]
         exact = [np.asarray(workload.batched(measure.numpy_einsum)(*wide))]
     else:
-        exact = [np.asarray(functions["vmap"](*args))]
+        exact = [np.asarray(jax.jit(functions["vmap"])(*args))]
     assert len(got) == len(exact)
     for a, b in zip(got, exact, strict=True):
         assert a.dtype == workload.dtype

@@ -404,7 +404,7 @@ def test_such_a_sum_means_a_broadcast(getkey: GetKey) -> None:
 
 
 @given(fused_calls(broadcasting=False), st.data())
-@settings(max_examples=5)
+@settings(max_examples=3)
 def test_calculus_of_random_programs(call: Call, data: st.DataObject) -> None:
     keys = iter(jax.random.split(jax.random.key(0), 100))
     getkey = keys.__next__

@@ -244,7 +244,7 @@ STEPS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data(), steps=STEPS)
 def test_spellings_are_one_program(data: st.DataObject, steps: list[str]) -> None:
     other = Spelling(lambda count: data.draw(st.integers(0, count - 1))).function(steps)

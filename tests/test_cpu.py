@@ -94,8 +94,15 @@ DTYPES = ["float64", "float32", "complex128", "complex64"]
 ELEMENTS = [1, 2, 7, 8, 9, 64, 131]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n", range(1, 13))
+@pytest.mark.parametrize(
+    ("n", "dtype"),
+    [
+        (n, dtype)
+        for n in range(1, 13)
+        for k, dtype in enumerate(DTYPES)
+        if dtype == "float64" or n % 3 == k % 3
+    ],
+)
 def test_sum_factorisation(n: int, dtype: str) -> None:
     rng = np.random.default_rng(n)
     elements = ELEMENTS[n % len(ELEMENTS)] + n
@@ -111,8 +118,10 @@ def test_sum_factorisation(n: int, dtype: str) -> None:
             check_einsum("xi,yj,zk,exyz,xa,yb,zc,eabc->eijk", "e", b, b, b, d, b, b, b, u)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("elements", ELEMENTS)
+@pytest.mark.parametrize(
+    ("elements", "dtype"),
+    [(x, dtype) for n, x in enumerate(ELEMENTS) for dtype in DTYPES[n % 2 :: 2]],
+)
 @pytest.mark.parametrize(
     "spec",
     [
@@ -160,8 +169,9 @@ def test_gemm_of_every_size() -> None:
             check_einsum("eij,jk->eik", "e", a, b[0])
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("elements", [1, 3, 70])
+@pytest.mark.parametrize(
+    ("elements", "dtype"), [(1, "float32"), (3, "float64"), (70, "float64"), (70, "float32")]
+)
 @pytest.mark.parametrize(
     "spec",
     [
@@ -189,18 +199,24 @@ def test_gemm_in_every_transposition(spec: str, elements: int, dtype: str) -> No
         check_einsum(spec, "e", *(random(rng, shape, dtype) for shape in shapes))
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "complex64", "float16"])
 @pytest.mark.parametrize(
-    ("spec", "n"),
+    ("spec", "n", "dtype"),
     [
-        ("eij,ejk->eik", 2),
-        ("eij,ejk->eik", 3),
-        ("eij,ejk->eik", 5),
-        ("eij,ejk->eik", 16),
-        ("xa,yb,eab->exy", 7),
-        ("xa,yb,eab->exy", 19),
-        ("feij,jk->efik", 3),
-        ("feij,efjk->efik", 16),
+        ("eij,ejk->eik", 2, "float64"),
+        ("eij,ejk->eik", 2, "complex64"),
+        ("eij,ejk->eik", 3, "float32"),
+        ("eij,ejk->eik", 3, "float16"),
+        ("eij,ejk->eik", 5, "float64"),
+        ("eij,ejk->eik", 16, "float32"),
+        ("eij,ejk->eik", 16, "complex64"),
+        ("xa,yb,eab->exy", 7, "float64"),
+        ("xa,yb,eab->exy", 7, "float16"),
+        ("xa,yb,eab->exy", 19, "float32"),
+        ("xa,yb,eab->exy", 19, "complex64"),
+        ("feij,jk->efik", 3, "float64"),
+        ("feij,jk->efik", 3, "complex64"),
+        ("feij,efjk->efik", 16, "float32"),
+        ("feij,efjk->efik", 16, "float16"),
     ],
 )
 def test_large_results_have_the_same_bits(spec: str, n: int, dtype: str) -> None:
@@ -947,7 +963,7 @@ def test_instruction_sets(name: str) -> None:
 
 @pytest.mark.slow
 def test_sums_do_not_depend_on_the_number_of_threads() -> None:
-    results = {sweep_elsewhere(PJRT_NPROC=str(threads)) for threads in (1, 2, 7)}
+    results = {sweep_elsewhere(PJRT_NPROC=str(threads)) for threads in (1, 7)}
     assert results == {sweep()}
 
 

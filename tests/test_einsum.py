@@ -125,7 +125,7 @@ def test_operand_that_is_passed_several_times(getkey: GetKey) -> None:
         assert_accurate(jm.einsum(spec, *operands), spec, *operands)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(fused_calls() | calls())
 def test_values_of_random_einsums(call: Call) -> None:
     assert_accurate(jm.einsum(call.spec, *call.operands), call.spec, *call.operands)
@@ -137,7 +137,7 @@ def test_values_of_random_einsums_in_any_dtype() -> None:
 
     dtypes = (np.float32, np.float64, np.complex64, np.complex128, np.int32)
 
-    @settings(max_examples=50)
+    @settings(max_examples=30)
     @given(fused_calls(dtypes=dtypes) | calls(dtypes=dtypes))
     def check(call: Call) -> None:
         with jax.numpy_dtype_promotion("standard"):
@@ -154,7 +154,7 @@ def test_values_of_random_einsums_in_any_dtype() -> None:
     assert seen[True] > 0.5 * seen.total(), seen
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(fused_calls() | calls(least_operands=2))
 def test_gradients_of_random_einsums(call: Call) -> None:
     """In float32, against float64; the error bound is that of the gradient's own sums."""

@@ -151,8 +151,9 @@ def test_elements_of_any_size(function: Callable[..., Any], getkey: GetKey) -> N
 DOFS = np.array([[0, 2], [2, 1], [1, 0]])
 
 
-@pytest.mark.parametrize("mode", [None, "fill", "clip"])
-@pytest.mark.parametrize("dtype", [np.int16, np.int32, np.int64])
+@pytest.mark.parametrize(
+    ("mode", "dtype"), [(None, np.int16), ("fill", np.int32), ("clip", np.int64)]
+)
 def test_vectors_and_meshes_of_any_size(mode: Any, dtype: Any, getkey: GetKey) -> None:
     """They are gathered from and added to by plain JAX, and so are their derivatives."""
 

@@ -92,8 +92,8 @@ def pair(getkey: GetKey) -> tuple[jax.Array, jax.Array]:
 @pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.parametrize(
     ("name", "in_axes"),
-    # By turns it is the first or the second argument that elements share.
-    [(x, axes) for n, x in enumerate(WHOLE) for axes in (0, ((0, None), (None, 1))[n % 2])],
+    # By turns elements have both arguments, or share the second or the first one.
+    [(x, (0, (0, None), (None, 1))[n % 3]) for n, x in enumerate(WHOLE)],
     ids=str,
 )
 def test_values_and_gradients(name: str, in_axes: Any, pair: tuple[jax.Array, ...]) -> None:

@@ -25,6 +25,8 @@ Array = np.ndarray
 
 SIZES = (1, 2, 3, 4)
 DTYPES = (np.float64, np.float32)
+# Each size, the larger ones in both.
+SIZES_AND_DTYPES = [(1, np.float32), (2, np.float64), *((n, x) for n in (3, 4) for x in DTYPES)]
 LONG = np.longdouble
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -107,10 +109,9 @@ def small(error: Array, scale: Array, dtype: Any, factor: float) -> bool:
 # ---- Backward errors -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", SIZES)
+@pytest.mark.parametrize(("rows", "dtype"), SIZES_AND_DTYPES)
 def test_lu(rows: int, dtype: Any) -> None:
-    for columns in {rows, 2, 4}:
+    for columns in {rows, 2 if dtype == np.float32 else 4}:
         a = matrices(rows, columns).astype(dtype)
         lu, pivots, order = run(jax.lax.linalg.lu, a)
         count = min(rows, columns)
@@ -127,8 +128,7 @@ def test_lu(rows: int, dtype: Any) -> None:
         np.testing.assert_array_equal(np.asarray(others[2])[same], order[same])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("size", "dtype"), SIZES_AND_DTYPES)
 def test_solve(size: int, dtype: Any) -> None:
     a = matrices(size, size).astype(dtype)
     b = np.random.default_rng(0).normal(size=(len(a), size)).astype(dtype)
@@ -195,8 +195,7 @@ def test_a_determinant_and_an_inverse_have_one_set_of_minors(size: int) -> None:
     assert both.total() - inverse.total() == (3 if size == 3 else 0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("size", "dtype"), SIZES_AND_DTYPES)
 def test_cholesky(size: int, dtype: Any) -> None:
     a = matrices(size, size)
     a = (np.clip(a, -1e15, 1e15) @ transposed(np.clip(a, -1e15, 1e15))).astype(dtype)
@@ -211,10 +210,10 @@ def test_cholesky(size: int, dtype: Any) -> None:
     np.testing.assert_array_equal(lower, np.tril(lower))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("lower", [True, False])
-def test_eigh(size: int, lower: bool, dtype: Any) -> None:
+@pytest.mark.parametrize(("size", "dtype"), SIZES_AND_DTYPES)
+def test_eigh(size: int, dtype: Any) -> None:
+    """Of the lower triangle or of the upper one."""
+    lower = (size % 2 == 1) == (dtype == np.float64)
     a = matrices(size, size, symmetric=True).astype(dtype)
     triangle = np.tril(a) if lower else np.triu(a)
     v, w = run(lambda a: jax.lax.linalg.eigh(a, lower=lower, symmetrize_input=False), triangle)
@@ -241,14 +240,13 @@ def reference_singular_values(a: Array) -> Array:
     return -np.sort(-values, axis=-1)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", SIZES)
+@pytest.mark.parametrize(("rows", "dtype"), SIZES_AND_DTYPES)
 def test_svd(rows: int, dtype: Any) -> None:
     for columns in {rows, 2}:
         a = matrices(rows, columns).astype(dtype)
         (values,) = run(lambda a: jnp.linalg.svd(a, compute_uv=False), a)
         assert small(abs(values - reference_singular_values(a)).max(-1), norms(a), dtype, 20)
-        for full in (True, False) if rows != columns else (True,):
+        for full in (True, False) if rows != columns and dtype == np.float64 else (True,):
             u, s, vt = run(lambda a, full=full: jnp.linalg.svd(a, full_matrices=full), a)
             count = min(rows, columns)
             assert np.all(s >= 0) and np.all(np.diff(s) <= 0)
@@ -270,12 +268,11 @@ def test_small_singular_values_of_scaled_columns() -> None:
     assert np.all(abs(values - expected)[well] <= 1e-12 * expected[well])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", SIZES)
+@pytest.mark.parametrize(("rows", "dtype"), SIZES_AND_DTYPES)
 def test_qr(rows: int, dtype: Any) -> None:
     for columns in {rows, 2}:
         a = matrices(rows, columns).astype(dtype)
-        for mode in ("reduced", "complete"):
+        for mode in ("reduced", "complete") if rows > columns else ("reduced",):
             q, r = run(lambda a, mode=mode: tuple(jnp.linalg.qr(a, mode=mode)), a)
             # Column by column.
             scale = np.sqrt(np.sum(np.asarray(a, LONG) ** 2, 1))
@@ -326,8 +323,9 @@ FUNCTIONS: dict[str, Function] = {
     "matrix power": lambda a: jnp.linalg.matrix_power(a, 3),
     "inverse power": lambda a: jnp.linalg.matrix_power(a, -2),
     "norm": lambda a: jnp.linalg.norm(a, axis=(-2, -1)),
-    "spectral norm": lambda a: jnp.linalg.norm(a, ord=2, axis=(-2, -1)),
-    "nuclear norm": lambda a: jnp.linalg.norm(a, ord="nuc", axis=(-2, -1)),
+    "spectral and nuclear norm": lambda a: (
+        jnp.linalg.norm(a, ord=2, axis=(-2, -1)) * jnp.linalg.norm(a, ord="nuc", axis=(-2, -1))
+    ),
     "trace": lambda a: jnp.trace(a, axis1=-2, axis2=-1),
     "eigvalsh": jnp.linalg.eigvalsh,
     "function of a tensor": tensor,
@@ -365,11 +363,10 @@ def well_conditioned(*shape: int) -> jax.Array:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("size", [3])
-def test_values_and_derivatives_are_those_of_vmap(name: str, size: int) -> None:
-    function, a = FUNCTIONS[name], well_conditioned(5, size, size)
+def test_values_and_derivatives_are_those_of_vmap(name: str) -> None:
+    function, a = FUNCTIONS[name], well_conditioned(5, 3, 3)
     assert len(programs(jm.fuse(function), a)) == 1
-    twice = name in ("inv", "slogdet", "cholesky", "eigvalsh", "triangular", "lu_solve")
+    twice = name in ("inv", "slogdet", "cholesky", "eigvalsh", "triangular")
 
     def everything(transform: Function) -> list[Any]:
         mapped = transform(function)
@@ -387,12 +384,13 @@ def test_values_and_derivatives_are_those_of_vmap(name: str, size: int) -> None:
         assert_close(one, other, tolerance)
 
 
-@pytest.mark.parametrize("name", FIELDS)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("name", "size"), [(x, size) for n, x in enumerate(FIELDS) for size in {3, SIZES[n % 4]}]
+)
 def test_matrices_at_the_points_of_a_tile(name: str, size: int) -> None:
     function, a = FUNCTIONS[name], well_conditioned(3, 2, 5, size, size)
     (program,) = programs(jm.fuse(function), a)
-    assert_close(jm.fuse(function)(a), jax.vmap(function)(a), 1e-11)
+    assert_close(jax.jit(jm.fuse(function))(a), jax.jit(jax.vmap(function))(a), 1e-11)
     # What vmap of a function of a point makes of it is the same.
     of_points = jax.vmap(jax.vmap(function))
     assert len(programs(jm.fuse(of_points), a)) == 1
@@ -442,8 +440,7 @@ def test_singular_matrices_and_what_is_no_number(name: str) -> None:
     np.testing.assert_allclose(found[:3], expected[:3], rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize(("size", "dtype"), [(2, np.float32), (3, np.float64), (4, np.float32)])
 def test_eigenvalues_and_vectors_of_what_is_infinite(size: int, dtype: Any) -> None:
     """All are NaN, wherever the infinite number stands."""
     places = np.transpose(np.tril_indices(size))
@@ -551,11 +548,13 @@ def test_places_that_are_computed(name: str) -> None:
     function = PLACES[name]
     a = jnp.asarray(np.random.default_rng(1).normal(size=(40, 3, 3)))
     assert len(programs(jm.fuse(function), a)) == 1
-    assert_close(jm.fuse(function)(a), jax.vmap(function)(a))
-    found, expected = (
-        jax.grad(lambda a, f=f: jnp.sum(jnp.sin(f(function)(a))))(a) for f in (jm.fuse, jax.vmap)
-    )
-    assert_close(found, expected)
+
+    def everything(transform: Function) -> Any:
+        mapped = transform(function)
+        gradient = jax.grad(lambda a: jnp.sum(jnp.sin(mapped(a))))
+        return jax.jit(lambda a: (mapped(a), gradient(a)))(a)
+
+    assert_close(everything(jm.fuse), everything(jax.vmap))
 
 
 @pytest.mark.parametrize(

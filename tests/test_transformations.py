@@ -569,7 +569,7 @@ TRANSFORMATIONS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(fused_calls(), st.data())
 def test_random_programs_under_random_transformations(call: Call, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(TRANSFORMATIONS))

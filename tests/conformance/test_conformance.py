@@ -22,7 +22,7 @@ from tests.conformance.operations import OPERATIONS
 from tests.jaxprs import equations
 
 
-TOGETHER, FUNCTIONS_DRAWN = 10, 100
+TOGETHER, FUNCTIONS_DRAWN = 10, 60
 HUGE = 1e30  # its square is none in float32
 
 

@@ -41,7 +41,7 @@ def test_full_assembly_has_one_stopping_test_for_all_components() -> None:
 def test_both_make_the_same_run_in_three_dimensions() -> None:
     runs: list[Observation] = []
     for assembly in ("partial", "full"):
-        runs.append(_simulation(assembly, dim=3, refine=0, t_final=0.6, max_steps=10).run())
+        runs.append(_simulation(assembly, dim=3, refine=0, t_final=0.6, max_steps=3).run())
     np.testing.assert_allclose(runs[0], runs[1], rtol=1e-11)
 
 

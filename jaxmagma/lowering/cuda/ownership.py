@@ -20,8 +20,8 @@ from jaxmagma.lowering.cuda.transfers import Transfers, is_direct
 # share what it has of a matrix.
 QUAD_THREADS = 128
 QUAD_LINES = 4
-# Threads that a group has best; fewer that have so many elements, where these are gathered and there
-# are more stages than these (benchmarks/results/meshes-h200.txt).
+# Threads that a group has best; fewer that have so many elements, where these are gathered and
+# there are more stages than so many (benchmarks/results/meshes-h200.txt).
 ENOUGH_THREADS = 128
 FEW_THREADS = 64
 FEW_ELEMENTS = 4
