@@ -35,9 +35,11 @@ class GatherAxis:
     deterministic: bool = field(metadata=_STATIC)
 
     def check(self, vector: Any) -> None:
-        """Raises if the vector is too short."""
+        """Raises if the vector is none, or too short."""
+        if jnp.ndim(vector) == 0:
+            raise ValueError(f"gather: an argument has rows to read, and {vector!r} is a scalar")
         least = 0 if self.bound is None or self.mode is not None else self.bound
-        if jnp.ndim(vector) == 0 or least > jnp.shape(vector)[0]:
+        if least > jnp.shape(vector)[0]:
             raise IndexError(
                 f"gather: index {(self.bound or 0) - 1} is out of range for a vector of shape "
                 f"{jnp.shape(vector)}"
@@ -79,6 +81,8 @@ class ScatterAxis:
     def __call__(self, values: jax.Array) -> jax.Array:
         """Adds the values of all elements up."""
         own = self.index.shape
+        if values.dtype == bool:
+            raise TypeError("scatter_add: the elements have truth values, which are not added up")
         if values.shape[: len(own)] != own:
             raise ValueError(
                 f"scatter_add: the elements have values of shape {values.shape[1:]} each, "
@@ -139,7 +143,8 @@ def gather(
       TypeError: ``dofs`` are not integers, ``size`` is none, or ``deterministic`` no truth value.
       IndexError: a known index is negative, or not below ``size``; or, when the function is called,
         beyond the vector's end.
-      ValueError: an unknown mode, or a negative ``size``.
+      ValueError: an unknown mode, a negative ``size``, or elements with different numbers of
+        indices; or, when the function is called, a scalar.
 
     >>> import jax, jaxmagma as jm, jax.numpy as jnp
     >>> mine = jm.gather([[0, 1, 2], [2, 3, 4]])            # two elements share entry 2
@@ -177,9 +182,11 @@ def scatter_add(
       A pytree, as :func:`gather` does.
 
     Raises:
-      TypeError: ``dofs`` are not integers, ``size`` is none, or ``deterministic`` no truth value.
+      TypeError: ``dofs`` are not integers, ``size`` is none, or ``deterministic`` no truth value;
+        or, when the function is called, what it returns are truth values.
       IndexError: a known index is not in ``range(size)``.
-      ValueError: an unknown mode, or a negative ``size``.
+      ValueError: an unknown mode, a negative ``size``, or elements with different numbers of
+        indices.
 
     >>> import jax, jaxmagma as jm, jax.numpy as jnp
     >>> add = jm.scatter_add([[0, 1, 2], [2, 3, 4]], 5)
@@ -225,7 +232,10 @@ def _made(
             made = dofs.assembly if deterministic else None
             return (dofs.index, made), dofs.bound if size is None else size, None
         dofs, mode = dofs.index, mode or dofs.mode
-    array: Any = dofs if isinstance(dofs, jax.Array) else np.asarray(dofs)
+    try:
+        array: Any = dofs if isinstance(dofs, jax.Array) else np.asarray(dofs)
+    except ValueError as error:
+        raise ValueError(f"{name}: not all elements have as many indices: {error}") from error
     if array.dtype.kind not in "iu" or array.ndim == 0:
         raise TypeError(
             f"{name}: the indices are integers of shape (elements, ...), not "

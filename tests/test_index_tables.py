@@ -359,6 +359,15 @@ def test_errors_of_traced_indices() -> None:
         jm.gather([[0, 4]], 4)
 
 
+def test_errors_of_what_is_no_vector() -> None:
+    with pytest.raises(ValueError, match="gather: not all elements have as many indices"):
+        jm.gather([[0, 4], [1]])
+    with pytest.raises(ValueError, match=r"gather: .* 1\.0 is a scalar"):
+        jm.fuse(lambda u: u, jm.gather([[0, 1]]))([1.0, 2.0])
+    with pytest.raises(TypeError, match=r"scatter_add: .* truth values"):
+        jm.fuse(lambda u: u > 0, jm.gather([[0, 1]]), jm.scatter_add([[0, 1]], 2))(jnp.ones(2))
+
+
 # ---- The sum of sorted values --------------------------------------------------------------------
 
 
