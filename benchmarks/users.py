@@ -33,6 +33,10 @@ def every() -> Iterator[Program]:
     yield _program("softmax/n10", jax.nn.softmax, ((10,),), 10, 50)
     yield _program("flux/n4", flux, ((4,),), 8, 18)
     yield _program("newton/n4", newton, ((4,), (4,)), 4, 4 * 72)
+    yield _program("material/n3", material, ((), (3,)), 3, 20)
+    yield _program("equation-of-state/n12", equation_of_state, ((),), 1, 8)
+    yield _program("layer/n8", layer, ((8,),), 8, 8 * 17)
+    yield _program("element-matrix/n4", element_matrix, ((4, 4), (8, 4)), 32, 8 * 32)
 
 
 def _program(
@@ -164,3 +168,32 @@ def newton(a: Array, b: Array) -> Array:
     for _ in range(8):
         x = x - (x**3 + b * x - a) / (3 * x**2 + b)
     return x
+
+
+def material(kind: Array, x: Array) -> Array:
+    """The stiffness of one of five, by a number in [-1, 1]."""
+    return _from_table(_table(5, 3, 3), 2.5 * (kind + 1)) @ x
+
+
+def equation_of_state(x: Array) -> Array:
+    """Tabulated, and linear between its values."""
+    place = 5.5 * (x + 1)
+    part = place - jnp.floor(place)
+    values = _table(12)
+    return _from_table(values, place) * (1 - part) + _from_table(values, place + 1) * part
+
+
+def _from_table(values: Array, place: Array) -> Array:
+    """The value at a place, rounded down."""
+    last = len(values) - 1
+    return jnp.asarray(values)[jnp.clip(jnp.floor(place), 0, last).astype(int)]
+
+
+def layer(x: Array) -> Array:
+    """Of a network, around which there is a connection."""
+    return jnp.tanh(_table(8, 8) @ x) + x
+
+
+def element_matrix(A: Array, u: Array) -> Array:
+    """Times eight vectors."""
+    return jax.vmap(lambda u: A @ u)(u)

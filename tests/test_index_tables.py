@@ -373,7 +373,10 @@ def test_errors_of_what_is_no_vector() -> None:
 
 @pytest.mark.parametrize(
     ("count", "dtype"),
-    [(1, "float32"), (15, "float64"), (16, "complex64"), (17, "int32"), (5000, "float64")],
+    [
+        *((count, "float64") for count in (1, 15, 16, 17, 5000)),
+        *((5000, dtype) for dtype in ("float32", "complex64", "int32")),
+    ],
 )
 def test_sorted_sums(count: int, dtype: str, getkey: GetKey) -> None:
     """What a GPU does, on a CPU: entries with none, some and thousands of contributions."""
@@ -435,7 +438,7 @@ def test_memory_is_flat_over_many_meshes(arrays: tuple[jax.Array, jax.Array]) ->
         gc.collect()
         return len(jax.live_arrays())
 
-    assert some(10) == some(200)
+    assert some(10) == some(1000)
 
 
 # ---- On several devices --------------------------------------------------------------------------

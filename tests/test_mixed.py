@@ -145,9 +145,11 @@ def test_is_one_program_with_the_results_and_gradients_of_vmap(name: str, getkey
         def energy(a: Any) -> Any:
             return sum(jnp.sum(jnp.sin(x.astype(float))) for x in jax.tree.leaves(f(a)))
 
+        def values_and_slopes(a: jax.Array) -> Any:
+            return f(a), jax.grad(energy)(a), jax.jvp(energy, (a,), (jnp.cos(a),))[1]
+
         f = transform(function)
-        slopes = lambda a: (jax.grad(energy)(a), jax.jvp(energy, (a,), (jnp.cos(a),))[1])  # noqa: E731
-        return jax.tree.leaves(jax.jit(lambda a: (f(a), slopes(a)))(a))
+        return jax.tree.leaves(jax.jit(values_and_slopes)(a))
 
     for x, y in zip(everything(jm.fuse), everything(jax.vmap), strict=True):
         assert x.dtype == y.dtype

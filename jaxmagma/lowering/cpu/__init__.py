@@ -221,9 +221,9 @@ def _no_gain(plan: Plan, elements: int) -> str | None:
     has_products = any(_is_matrix_product(plan, step) for step in products)
     if not (has_products or _computes_much(plan) or _has_many_pieces(plan)):
         return "without a product of matrices it is bound by memory, and XLA's loops are as fast"
-    if len(products) == 1 and _is_one_for_all_elements(plan, products[0]):
-        if _are_loops(plan, [step for step in steps if step is not products[0]]):
-            return "it is one matrix product for all elements, and XLA's is as fast"
+    one_for_all = len(products) == 1 and _is_one_for_all_elements(plan, products[0])
+    if one_for_all and _are_loops(plan, [step for step in steps if step is not products[0]]):
+        return "it is one matrix product for all elements, and XLA's is as fast"
     if len(steps) == 1 and _is_fused(plan, products[0]):
         return (
             "its matrices are so small that XLA multiplies them in fused loops, which are as fast"

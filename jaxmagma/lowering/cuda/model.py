@@ -140,7 +140,7 @@ def _least_blocks(block: Block) -> int:
         enough = max(1, round(BUSY_THREADS / block.threads))
         few = 1 if schedule.alone else min(block.resident, enough, most)
     elif any(_is_crowded(schedule, x) for x in schedule.sweeps):
-        few = max(1, round(BUSY_THREADS / threads))
+        few = round(BUSY_THREADS / threads)
     return max(1, few)
 
 
