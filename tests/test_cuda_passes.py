@@ -7,6 +7,7 @@ import pytest
 
 from jaxmagma.lowering.cuda import planned
 from jaxmagma.lowering.cuda.architectures import limits_of
+from jaxmagma.lowering.cuda.banks import Access, Strides, pieces
 from jaxmagma.lowering.cuda.blocks import Block
 from jaxmagma.lowering.cuda.model import choose
 from jaxmagma.lowering.cuda.parameters import Parameters
@@ -88,6 +89,14 @@ def test_elements_stand_side_by_side_where_that_has_fewer_conflicts() -> None:
     assert {0, len(block.schedule.stages) - 1}.isdisjoint(
         n for n, x in block.layout.spreads.items() if x == ACROSS
     )
+
+
+def test_rows_of_global_memory_like_threads_of_one_element() -> None:
+    """Half a warp reads 128 bytes at once; columns are as many pieces in any order."""
+    for stride, side_by_side, across in ((1, 8, 64), (16, 128, 128)):
+        strides = Strides((stride,), 16 * stride)
+        found = [pieces(Access(((16, 0),), 128, x), strides, 8, 8) for x in (1, ACROSS)]
+        assert found == [side_by_side, across]
 
 
 def test_fibres_share_what_is_read_of_a_matrix() -> None:

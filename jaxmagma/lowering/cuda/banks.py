@@ -120,6 +120,16 @@ def conflicts_at(access: Access, strides: tuple[int, ...], element: int, itemsiz
     return int(_conflicts(addresses, max(1, BYTES_AT_A_TIME // itemsize))[0])
 
 
+@functools.lru_cache(maxsize=4096)
+def pieces(access: Access, strides: Strides, elements: int, itemsize: int) -> int:
+    """The pieces of global memory that groups of threads, served together, touch in a tile."""
+    where = _coordinates(access, len(strides.axes), elements)
+    places = where @ np.array([strides.element, *strides.axes, 0.0])
+    found = places * itemsize // BYTES_AT_A_TIME
+    group = max(1, BYTES_AT_A_TIME // itemsize)
+    return sum(len(set(found[n : n + group].tolist())) for n in range(0, len(found), group))
+
+
 def _paddings(rank: int, banks: int, inner: bool, several: bool) -> list[tuple[int, ...]]:
     if rank == 0:
         return [(0,)]

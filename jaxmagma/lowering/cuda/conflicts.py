@@ -15,7 +15,16 @@ from jaxmagma.lowering.cuda.gemms import blocking_of
 from jaxmagma.lowering.cuda.ownership import Ownership
 from jaxmagma.lowering.cuda.rooms import Room
 from jaxmagma.lowering.cuda.schedule import Schedule
-from jaxmagma.lowering.cuda.sweeps import ALONG, QUAD, Accumulation, Assembly, Gemm, Sweep, Value
+from jaxmagma.lowering.cuda.sweeps import (
+    ALONG,
+    QUAD,
+    Accumulation,
+    Assembly,
+    Gemm,
+    Stage,
+    Sweep,
+    Value,
+)
 from jaxmagma.lowering.cuda.transfers import BEFORE, Transfers
 from jaxmagma.plan import Rearrange
 from jaxmagma.strides import row_major
@@ -63,7 +72,7 @@ def _possible_spreads(transfers: Transfers, ownership: Ownership) -> dict[int, t
     """Of sweeps, by their positions: which lines neighbours may have, where there is a choice."""
     found: dict[int, tuple[int, ...]] = {}
     for position, stage in enumerate(transfers.schedule.stages):
-        if ownership.elements > 1 and _is_inside(transfers, ownership, position):
+        if ownership.elements > 1 and _may_stand_across(ownership, stage):
             found[position] = (1, spreads.ACROSS)
         if isinstance(stage, Sweep) and stage.lanes > 1:
             fibres, most = ownership.fibres(stage), max(spreads.SPREADS)
@@ -76,20 +85,9 @@ def _possible_spreads(transfers: Transfers, ownership: Ownership) -> dict[int, t
     return found
 
 
-def _is_inside(transfers: Transfers, ownership: Ownership, position: int) -> bool:
-    """Whether a sweep of threads reads and writes no tile that lies in global memory.
-
-    There lines of an element stand next to each other. Those of gathered tiles do not.
-    """
-    schedule, stage = transfers.schedule, transfers.schedule.stages[position]
-    if not isinstance(stage, Sweep) or stage.light or ownership.packs(stage):
-        return False
-    ends, tiles = schedule.ends, schedule.plan.tiles
-    read = [x.tile for x in stage.loads if tiles[x.tile].batched]
-    writes = any(x in ends.written and x not in schedule.rewritten for x in stage.tiles)
-    return not writes and all(
-        transfers.from_shared(x, position) or ends.origin(x).index is not None for x in read
-    )
+def _may_stand_across(ownership: Ownership, stage: Stage) -> bool:
+    """Whether threads side by side may have the same line of different elements."""
+    return isinstance(stage, Sweep) and not stage.light and not ownership.packs(stage)
 
 
 def _strides(
@@ -199,22 +197,23 @@ def _labels_of(stage: Gemm, tile: int) -> list[str]:
 def _cost_elsewhere(
     transfers: Transfers, ownership: Ownership, position: int, spread: int
 ) -> float:
-    """What a sweep of quads meets in global memory, and in parts of tiles in shared memory."""
+    """What a sweep meets in global memory, and in parts of tiles in shared memory."""
     schedule = transfers.schedule
-    ends, sweep = schedule.ends, schedule.stages[position]
+    ends, tiles, sweep = schedule.ends, schedule.plan.tiles, schedule.stages[position]
     assert isinstance(sweep, Sweep)
-    if sweep.lanes == 1:
-        return 0.0
     itemsize = ends.dtype.itemsize
     warps = min(sweep.lanes * sweep.count * ownership.elements, ownership.threads) / 32
     streamed = transfers.streamed(position)
     cost = 0.0
 
-    def pieces(value: Value, strides: tuple[int, ...], stores: bool) -> float:
-        """Of global memory, for each warp."""
+    def pieces(value: Value, strides: tuple[int, ...], size: int, stores: bool) -> float:
+        """Of global memory, where elements have so many values."""
+        if sweep.lanes == 1:
+            access = Access(_lines(sweep, value), ownership.threads, spread)
+            return banks.pieces(access, Strides(strides, size), ownership.elements, itemsize)
         step = {x: strides[n] for n, x in enumerate(value.labels)}
         lines = tuple((sweep.extents[x], step.get(x, 0)) for x in sweep.lines)
-        return spreads.pieces(lines, step.get(ALONG, 0), itemsize, stores, spread) / 2
+        return warps * spreads.pieces(lines, step.get(ALONG, 0), itemsize, stores, spread) / 2
 
     for value in sweep.loads:
         if transfers.from_shared(value.tile, position):
@@ -225,9 +224,10 @@ def _cost_elsewhere(
         if shared or value.tile in streamed:
             access = Access(_lines(sweep, value), ownership.threads, spread)
             cost += banks.conflicts_at(access, view, 0, itemsize)
-        else:
-            cost += warps * pieces(value, view, False)
+        elif sweep.lanes > 1 or at.index is None:
+            own = tiles[at.tile]
+            cost += pieces(value, view, own.size if own.batched else 0, False)
     for tile, value in sweep.tiles.items():
-        for _, to in ends.written.get(tile, ()):
-            cost += warps * pieces(value, to.strides, True)
+        for output, to in ends.written.get(tile, ()) if tile not in schedule.rewritten else ():
+            cost += pieces(value, to.strides, ends.result_size(output), True)
     return cost
