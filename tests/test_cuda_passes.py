@@ -7,12 +7,12 @@ import pytest
 
 from jaxmagma.lowering.cuda import planned
 from jaxmagma.lowering.cuda.architectures import limits_of
-from jaxmagma.lowering.cuda.banks import Access, Strides, pieces
 from jaxmagma.lowering.cuda.blocks import Block
+from jaxmagma.lowering.cuda.layout.banks import Access, Strides, pieces
+from jaxmagma.lowering.cuda.layout.spreads import ACROSS
 from jaxmagma.lowering.cuda.model import choose
 from jaxmagma.lowering.cuda.parameters import Parameters
-from jaxmagma.lowering.cuda.spreads import ACROSS
-from jaxmagma.lowering.cuda.sweeps import grouped
+from jaxmagma.lowering.cuda.schedule.sweeps import grouped
 from jaxmagma.program import ElementProgram
 from tests import cuda_fused
 from tests.cuda_programs import gradient, mass

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from jaxmagma import factoring
-from jaxmagma.lowering.cuda import lower, spreads
-from jaxmagma.lowering.cuda.banks import Access, Candidates, choose, conflicts_at
+from jaxmagma.lowering.cuda import lower
+from jaxmagma.lowering.cuda.layout import spreads
+from jaxmagma.lowering.cuda.layout.banks import Access, Candidates, choose, conflicts_at
 from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.kernel import Kernel
 from jaxmagma.lowering.target import Target

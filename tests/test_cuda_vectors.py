@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from jaxmagma.lowering.cuda import planned
-from jaxmagma.lowering.cuda.folding import constants_folded, evaluate
-from jaxmagma.lowering.cuda.vectors import with_vectors
+from jaxmagma.lowering.cuda.plans.folding import constants_folded, evaluate
+from jaxmagma.lowering.cuda.plans.vectors import with_vectors
 from jaxmagma.normal import normal_form
 from jaxmagma.plan import Plan, Product
 from tests import cuda_fused

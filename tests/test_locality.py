@@ -10,7 +10,7 @@ import pytest
 import jaxmagma as jm
 from jaxmagma import factoring
 from jaxmagma.explain import applications
-from jaxmagma.lowering.cuda.locality import in_pieces, planned
+from jaxmagma.lowering.cuda.plans.locality import in_pieces, planned
 from jaxmagma.order import Middle
 from jaxmagma.program import ElementProgram
 from tests.cuda_programs import chain, contraction, gradient, interpolation, mass

@@ -1,6 +1,6 @@
 """From a plan to one CUDA kernel, as readable source.
 
-The kernel is a sequence of *stages* (sweeps of fibre operations, gemms and sums; see ``sweeps``),
+The kernel is a sequence of *stages* (sweeps of fibre operations, gemms and sums; see ``schedule``),
 each handing tiles on to the next through shared memory. It is compiled for its exact sizes when XLA
 builds the executable. The device functions it calls are the headers in ``cuda/``.
 
@@ -13,16 +13,16 @@ builds the executable. The device functions it calls are the headers in ``cuda/`
   a tile and written by the one that makes it.
 * An output summed over elements: each block sums a fixed share of the elements, and a second kernel
   adds the partial sums in a fixed order. A sum of products of two tiles is one long product (see
-  ``accumulations``).
+  ``schedule.accumulations``).
 
-What stages are is in ``sweeps``, the passes from a plan to the kernel in ``blocks``; ``panels`` has
-those of another kind of kernel.
+What stages are is in ``schedule.sweeps``, the passes from a plan to the kernel in ``blocks``;
+``panels`` has those of another kind of kernel.
 """
 
 from jaxmagma.factoring import alternatives as alternatives
-from jaxmagma.lowering.cuda.locality import planned as planned
 from jaxmagma.lowering.cuda.parameters import SPACE as SPACE
 from jaxmagma.lowering.cuda.parameters import Parameters as Parameters
+from jaxmagma.lowering.cuda.plans.locality import planned as planned
 from jaxmagma.lowering.cuda.rules import rules_of as rules_of
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.lowering.target import Target

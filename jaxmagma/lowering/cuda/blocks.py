@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxmagma.lowering.cuda.architectures import Limits
-from jaxmagma.lowering.cuda.ends import Ends
 from jaxmagma.lowering.cuda.layout import Layout, resident, shared_bytes
 from jaxmagma.lowering.cuda.matrices import Matrices
 from jaxmagma.lowering.cuda.ownership import Ownership
 from jaxmagma.lowering.cuda.schedule import Schedule
-from jaxmagma.lowering.cuda.sweeps import Accumulation
+from jaxmagma.lowering.cuda.schedule.ends import Ends
+from jaxmagma.lowering.cuda.schedule.sweeps import Accumulation
 from jaxmagma.lowering.cuda.transfers import Transfers
 from jaxmagma.plan import Plan
 

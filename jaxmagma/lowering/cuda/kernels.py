@@ -9,9 +9,7 @@ from jaxmagma.functions import COMPLEX_FUNCTIONS
 from jaxmagma.lowering.cuda.architectures import Limits, limits_of
 from jaxmagma.lowering.cuda.blocks import TYPES, Block
 from jaxmagma.lowering.cuda.calls import kernel_of_block, kernel_of_panels
-from jaxmagma.lowering.cuda.folding import constants_folded
 from jaxmagma.lowering.cuda.functors import FUNCTORS
-from jaxmagma.lowering.cuda.gemms import LARGEST_BLOCK
 from jaxmagma.lowering.cuda.model import (
     choose,
     comes_in_rows,
@@ -19,11 +17,13 @@ from jaxmagma.lowering.cuda.model import (
     wants_panels,
     wants_rows,
 )
-from jaxmagma.lowering.cuda.origins import resolvable
 from jaxmagma.lowering.cuda.panels import Panels, panels_of
 from jaxmagma.lowering.cuda.parameters import Parameters
-from jaxmagma.lowering.cuda.sums import spread
-from jaxmagma.lowering.cuda.vectors import with_vectors
+from jaxmagma.lowering.cuda.plans.folding import constants_folded
+from jaxmagma.lowering.cuda.plans.sums import spread
+from jaxmagma.lowering.cuda.plans.vectors import with_vectors
+from jaxmagma.lowering.cuda.schedule.gemms import LARGEST_BLOCK
+from jaxmagma.lowering.cuda.schedule.origins import resolvable
 from jaxmagma.lowering.kernel import Declined, Excess, Kernel
 from jaxmagma.lowering.target import Target
 from jaxmagma.plan import Plan, Pointwise, Product

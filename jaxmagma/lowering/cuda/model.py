@@ -8,16 +8,16 @@ from dataclasses import replace
 
 from jaxmagma.lowering.cuda.architectures import Limits
 from jaxmagma.lowering.cuda.blocks import Block
-from jaxmagma.lowering.cuda.ends import ends_of
 from jaxmagma.lowering.cuda.layout import ENOUGH_THREADS, layout_of
 from jaxmagma.lowering.cuda.matrices import held_registers, matrices_of
 from jaxmagma.lowering.cuda.ownership import QUAD_THREADS, SEVERAL_MOVES, ownerships
 from jaxmagma.lowering.cuda.parameters import MAX_THREADS, SHARED_BYTES, Parameters
 from jaxmagma.lowering.cuda.quads import schedules
 from jaxmagma.lowering.cuda.schedule import Schedule
-from jaxmagma.lowering.cuda.streams import streams_of
-from jaxmagma.lowering.cuda.sweeps import Gemm, Sweep
+from jaxmagma.lowering.cuda.schedule.ends import ends_of
+from jaxmagma.lowering.cuda.schedule.sweeps import Gemm, Sweep
 from jaxmagma.lowering.cuda.transfers import transfers_of
+from jaxmagma.lowering.cuda.transfers.streams import streams_of
 from jaxmagma.lowering.kernel import Declined, Excess
 from jaxmagma.plan import Plan
 

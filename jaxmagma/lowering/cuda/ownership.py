@@ -8,11 +8,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jaxmagma.lowering.cuda.gemms import blocking_of
 from jaxmagma.lowering.cuda.matrices import QUAD_FIBRES, WORD, Matrices
 from jaxmagma.lowering.cuda.parameters import MAX_THREADS, WARP, Parameters
 from jaxmagma.lowering.cuda.schedule import Schedule
-from jaxmagma.lowering.cuda.sweeps import Accumulation, Assembly, Gemm, Stage, Sweep
+from jaxmagma.lowering.cuda.schedule.gemms import blocking_of
+from jaxmagma.lowering.cuda.schedule.sweeps import Accumulation, Assembly, Gemm, Stage, Sweep
 from jaxmagma.lowering.cuda.transfers import Transfers, is_direct
 
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from jaxmagma import parity
 from jaxmagma.lowering.cuda.architectures import Limits
-from jaxmagma.lowering.cuda.ends import Ends
 from jaxmagma.lowering.cuda.matrices import are_held, held_registers
 from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.cuda.schedule import FEW_OCTETS, Schedule, schedules_of
-from jaxmagma.lowering.cuda.sweeps import BY_TENSOR_CORES, Sweep, as_mode, live_registers
+from jaxmagma.lowering.cuda.schedule.ends import Ends
+from jaxmagma.lowering.cuda.schedule.sweeps import BY_TENSOR_CORES, Sweep, as_mode, live_registers
 from jaxmagma.parity import Halves
 from jaxmagma.plan import Product
 

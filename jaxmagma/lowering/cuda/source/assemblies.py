@@ -1,9 +1,9 @@
 """Tiles put together in shared memory: zeros, and one part after the other added to them."""
 
+from jaxmagma.lowering.cuda.schedule.sweeps import Assembly, Sweep, Value
 from jaxmagma.lowering.cuda.source.places import Places
 from jaxmagma.lowering.cuda.source.registers import Registers
 from jaxmagma.lowering.cuda.source.text import LETTERS, Text, listed, shape_of
-from jaxmagma.lowering.cuda.sweeps import Assembly, Sweep, Value
 
 
 def print_assembly(text: Text, places: Places, stage: Assembly) -> None:

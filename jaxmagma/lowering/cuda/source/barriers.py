@@ -1,10 +1,10 @@
 """Barriers between stages, and what may come once they are passed."""
 
 from jaxmagma.lowering.cuda.blocks import Block
+from jaxmagma.lowering.cuda.schedule.sweeps import made_by
 from jaxmagma.lowering.cuda.source.places import Places
 from jaxmagma.lowering.cuda.source.text import Text
 from jaxmagma.lowering.cuda.source.tiles import Tiles
-from jaxmagma.lowering.cuda.sweeps import made_by
 
 
 class Barriers:

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 
 from jaxmagma.lowering.cuda.blocks import Block
 from jaxmagma.lowering.cuda.matrices import GROUP, WORD
-from jaxmagma.lowering.cuda.pieces import Pieces, pieces_of, whole_of
+from jaxmagma.lowering.cuda.matrices.pieces import Pieces, pieces_of, whole_of
+from jaxmagma.lowering.cuda.schedule.sweeps import Move, Sweep
 from jaxmagma.lowering.cuda.source.text import Text, listed, shape_of
-from jaxmagma.lowering.cuda.sweeps import Move, Sweep
 from jaxmagma.parity import Halves
 from jaxmagma.strides import row_major
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from jaxmagma.lowering.cuda.blocks import Block
-from jaxmagma.lowering.cuda.origins import Origin, Strided
+from jaxmagma.lowering.cuda.schedule.origins import Origin, Strided
+from jaxmagma.lowering.cuda.schedule.sweeps import Assembly, Sweep, made_by
 from jaxmagma.lowering.cuda.source.text import offset
-from jaxmagma.lowering.cuda.sweeps import Assembly, Sweep, made_by
 from jaxmagma.strides import row_major
 
 

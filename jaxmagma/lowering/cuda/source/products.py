@@ -2,10 +2,10 @@
 
 from contextlib import ExitStack
 
-from jaxmagma.lowering.cuda.gemms import blocking_of
+from jaxmagma.lowering.cuda.schedule.gemms import blocking_of
+from jaxmagma.lowering.cuda.schedule.sweeps import Accumulation, Gemm
 from jaxmagma.lowering.cuda.source.places import Places
 from jaxmagma.lowering.cuda.source.text import Text, linear, listed, loop_names, shape_of
-from jaxmagma.lowering.cuda.sweeps import Accumulation, Gemm
 from jaxmagma.plan import Rearrange
 
 

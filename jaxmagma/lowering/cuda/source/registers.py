@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxmagma.lowering.cuda.layout.spreads import ACROSS
+from jaxmagma.lowering.cuda.schedule.sweeps import ALONG, Sweep, Value
 from jaxmagma.lowering.cuda.source.places import Places
 from jaxmagma.lowering.cuda.source.text import LETTERS, Text, linear, listed, shape_of
-from jaxmagma.lowering.cuda.spreads import ACROSS
-from jaxmagma.lowering.cuda.sweeps import ALONG, Sweep, Value
 
 
 # The place along a fibre, where values are made one by one; and a lane's number of it.

@@ -3,7 +3,8 @@
 from contextlib import nullcontext
 
 from jaxmagma.lowering.cuda.blocks import Block
-from jaxmagma.lowering.cuda.pieces import Pieces, pieces_in
+from jaxmagma.lowering.cuda.matrices.pieces import Pieces, pieces_in
+from jaxmagma.lowering.cuda.schedule.sweeps import Accumulation, Gemm, Stage, Sweep
 from jaxmagma.lowering.cuda.source.assemblies import print_assembly
 from jaxmagma.lowering.cuda.source.barriers import Barriers
 from jaxmagma.lowering.cuda.source.matrices import Matrices
@@ -13,7 +14,6 @@ from jaxmagma.lowering.cuda.source.streams import Streams
 from jaxmagma.lowering.cuda.source.sweeps import print_sweep
 from jaxmagma.lowering.cuda.source.text import Text
 from jaxmagma.lowering.cuda.source.tiles import Tiles
-from jaxmagma.lowering.cuda.sweeps import Accumulation, Gemm, Stage, Sweep
 
 
 def print_stages(

@@ -3,7 +3,7 @@
 from jaxmagma.lowering.cuda.blocks import Block
 from jaxmagma.lowering.cuda.source.text import Text, listed
 from jaxmagma.lowering.cuda.source.tiles import Tiles
-from jaxmagma.lowering.cuda.streams import Stream
+from jaxmagma.lowering.cuda.transfers.streams import Stream
 
 
 class Streams:

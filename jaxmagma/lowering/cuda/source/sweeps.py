@@ -3,12 +3,20 @@
 from collections.abc import Sequence
 
 from jaxmagma.lowering.cuda.functors import FUNCTORS
+from jaxmagma.lowering.cuda.schedule.sweeps import (
+    Move,
+    Outer,
+    Sweep,
+    Value,
+    grouped,
+    outers_after,
+    slots,
+)
 from jaxmagma.lowering.cuda.source.matrices import Matrices
 from jaxmagma.lowering.cuda.source.places import Places
 from jaxmagma.lowering.cuda.source.registers import POINT, Registers
 from jaxmagma.lowering.cuda.source.streams import Streams
 from jaxmagma.lowering.cuda.source.text import Text, listed, shape_of
-from jaxmagma.lowering.cuda.sweeps import Move, Outer, Sweep, Value, grouped, outers_after, slots
 from jaxmagma.plan import Pointwise, Product, Rearrange
 
 

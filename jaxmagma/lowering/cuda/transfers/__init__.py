@@ -14,8 +14,8 @@ from functools import cached_property
 from jaxmagma.lowering.cuda.architectures import Limits
 from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.cuda.schedule import Schedule
-from jaxmagma.lowering.cuda.streams import Stream
-from jaxmagma.lowering.cuda.sweeps import Assembly, made_by
+from jaxmagma.lowering.cuda.schedule.sweeps import Assembly, made_by
+from jaxmagma.lowering.cuda.transfers.streams import Stream
 from jaxmagma.program import Gather
 
 

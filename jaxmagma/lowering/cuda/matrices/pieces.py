@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxmagma.lowering.cuda.schedule import Schedule
-from jaxmagma.lowering.cuda.sweeps import QUAD, Move, Sweep
+from jaxmagma.lowering.cuda.schedule.sweeps import QUAD, Move, Sweep
 from jaxmagma.parity import Halves
 from jaxmagma.plan import Plan
 from jaxmagma.strides import row_major

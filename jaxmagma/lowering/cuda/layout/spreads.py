@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from jaxmagma.lowering.cuda.sweeps import QUAD
+from jaxmagma.lowering.cuda.schedule.sweeps import QUAD
 
 
 # From the line of a quad to that of the next one; the fourth is followed by one next to the first.

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxmagma.lowering.cuda.origins import Origin
 from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.cuda.schedule import Schedule
-from jaxmagma.lowering.cuda.sweeps import ALONG, QUAD, Sweep, Value
+from jaxmagma.lowering.cuda.schedule.origins import Origin
+from jaxmagma.lowering.cuda.schedule.sweeps import ALONG, QUAD, Sweep, Value
 from jaxmagma.plan import Plan
 from jaxmagma.strides import row_major
 

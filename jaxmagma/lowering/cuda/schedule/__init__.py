@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from jaxmagma.lowering.cuda.accumulations import WHOLE_REGISTERS, whole_registers
-from jaxmagma.lowering.cuda.ends import Ends
-from jaxmagma.lowering.cuda.grouping import stages_of
-from jaxmagma.lowering.cuda.origins import Origin
-from jaxmagma.lowering.cuda.outers import with_outers
-from jaxmagma.lowering.cuda.steps import steps_of
-from jaxmagma.lowering.cuda.sweeps import (
+from jaxmagma.lowering.cuda.schedule.accumulations import WHOLE_REGISTERS, whole_registers
+from jaxmagma.lowering.cuda.schedule.ends import Ends
+from jaxmagma.lowering.cuda.schedule.grouping import stages_of
+from jaxmagma.lowering.cuda.schedule.origins import Origin
+from jaxmagma.lowering.cuda.schedule.outers import with_outers
+from jaxmagma.lowering.cuda.schedule.steps import steps_of
+from jaxmagma.lowering.cuda.schedule.sweeps import (
     ALONG,
     Gemm,
     Move,

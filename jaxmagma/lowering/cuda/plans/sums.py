@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jaxmagma.lowering.cuda.accumulations import accumulations
+from jaxmagma.lowering.cuda.schedule.accumulations import accumulations
 from jaxmagma.plan import Plan, Product, Rearrange, Step, Tile, renumbered
 
 

@@ -11,10 +11,14 @@ from functools import cached_property
 
 import numpy as np
 
-from jaxmagma.lowering.cuda.accumulations import accumulations, registers_of, whole_registers
-from jaxmagma.lowering.cuda.destinations import Destination, find_destinations
-from jaxmagma.lowering.cuda.origins import Origin, origin
-from jaxmagma.lowering.cuda.sweeps import Accumulation
+from jaxmagma.lowering.cuda.schedule.accumulations import (
+    accumulations,
+    registers_of,
+    whole_registers,
+)
+from jaxmagma.lowering.cuda.schedule.destinations import Destination, find_destinations
+from jaxmagma.lowering.cuda.schedule.origins import Origin, origin
+from jaxmagma.lowering.cuda.schedule.sweeps import Accumulation
 from jaxmagma.plan import Plan
 from jaxmagma.program import Gather, View
 

@@ -3,8 +3,8 @@
 import heapq
 from collections.abc import Collection, Mapping
 
-from jaxmagma.lowering.cuda.steps import Progress, Steps
-from jaxmagma.lowering.cuda.sweeps import (
+from jaxmagma.lowering.cuda.schedule.steps import Progress, Steps
+from jaxmagma.lowering.cuda.schedule.sweeps import (
     ALONG,
     FIBRE_REGISTERS,
     LABELS,

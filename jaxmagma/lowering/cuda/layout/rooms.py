@@ -7,7 +7,7 @@ was: nobody else reads or writes there.
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
-from jaxmagma.lowering.cuda.sweeps import Sweep, Value, grouped
+from jaxmagma.lowering.cuda.schedule.sweeps import Sweep, Value, grouped
 from jaxmagma.lowering.cuda.transfers import Transfers
 
 

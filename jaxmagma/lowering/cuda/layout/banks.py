@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxmagma.lowering.cuda import spreads
+from jaxmagma.lowering.cuda.layout import spreads
 
 
 BYTES_AT_A_TIME = 128

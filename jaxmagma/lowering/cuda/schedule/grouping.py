@@ -12,9 +12,9 @@ what a program of pointwise operations alone becomes, however many they are.
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 
-from jaxmagma.lowering.cuda.joining import drawn_in, joined, opened, with_step
-from jaxmagma.lowering.cuda.steps import Progress, Steps
-from jaxmagma.lowering.cuda.sweeps import (
+from jaxmagma.lowering.cuda.schedule.joining import drawn_in, joined, opened, with_step
+from jaxmagma.lowering.cuda.schedule.steps import Progress, Steps
+from jaxmagma.lowering.cuda.schedule.sweeps import (
     Assembly,
     Gemm,
     Stage,

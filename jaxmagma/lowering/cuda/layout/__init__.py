@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jaxmagma.lowering.cuda.architectures import Limits
-from jaxmagma.lowering.cuda.banks import Strides
-from jaxmagma.lowering.cuda.conflicts import strides_of
+from jaxmagma.lowering.cuda.layout.banks import Strides
+from jaxmagma.lowering.cuda.layout.conflicts import strides_of
+from jaxmagma.lowering.cuda.layout.rooms import Room, rooms_of
 from jaxmagma.lowering.cuda.matrices import GROUP, Matrices
 from jaxmagma.lowering.cuda.ownership import Ownership
 from jaxmagma.lowering.cuda.parameters import RESERVED_BYTES
-from jaxmagma.lowering.cuda.rooms import Room, rooms_of
 from jaxmagma.lowering.cuda.transfers import Transfers
 
 

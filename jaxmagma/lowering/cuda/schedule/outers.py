@@ -8,8 +8,8 @@ what goes into it and of what comes back, and both are on the same lines.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from jaxmagma.lowering.cuda.origins import Origin
-from jaxmagma.lowering.cuda.sweeps import (
+from jaxmagma.lowering.cuda.schedule.origins import Origin
+from jaxmagma.lowering.cuda.schedule.sweeps import (
     ALONG,
     LABELS,
     Accumulation,

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from jaxmagma.lowering.cuda.sweeps import QUAD, Accumulation
+from jaxmagma.lowering.cuda.schedule.sweeps import QUAD, Accumulation
 from jaxmagma.plan import Plan, Pointwise, Product
 
 

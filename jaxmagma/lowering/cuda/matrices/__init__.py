@@ -10,10 +10,10 @@ from functools import cached_property
 
 import numpy as np
 
+from jaxmagma.lowering.cuda.matrices.pieces import Pieces, every_piece
 from jaxmagma.lowering.cuda.parameters import CONSTANT_BYTES
-from jaxmagma.lowering.cuda.pieces import Pieces, every_piece
 from jaxmagma.lowering.cuda.schedule import Schedule
-from jaxmagma.lowering.cuda.sweeps import Move, Sweep
+from jaxmagma.lowering.cuda.schedule.sweeps import Move, Sweep
 from jaxmagma.parity import Halves
 
 

@@ -4,8 +4,14 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
-from jaxmagma.lowering.cuda.origins import origin
-from jaxmagma.lowering.cuda.sweeps import BY_TENSOR_CORES, Mode, Sweep, as_mode, live_registers
+from jaxmagma.lowering.cuda.schedule.origins import origin
+from jaxmagma.lowering.cuda.schedule.sweeps import (
+    BY_TENSOR_CORES,
+    Mode,
+    Sweep,
+    as_mode,
+    live_registers,
+)
 from jaxmagma.plan import Plan, Pointwise, Product, Rearrange
 from jaxmagma.program import Gather, Place, View
 

@@ -1,21 +1,21 @@
-"""How tiles lie in shared memory, and which lines neighbouring quads have: with few bank conflicts.
+"""How tiles lie in shared memory, and which lines neighbours have: with few bank conflicts.
 
-What a tile costs depends on the lines that quads have in all sweeps that touch it, and what a sweep
-costs elsewhere on its own (see ``banks`` and ``spreads``).
+What a tile costs depends on the lines that threads or quads have in all sweeps that touch it, and
+what a sweep costs elsewhere on its own (see ``banks`` and ``spreads``).
 """
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from jaxmagma.lowering.cuda import banks, spreads
-from jaxmagma.lowering.cuda.accumulations import PIECE
-from jaxmagma.lowering.cuda.banks import Access, Candidates, Strides
-from jaxmagma.lowering.cuda.gemms import blocking_of
+from jaxmagma.lowering.cuda.layout import banks, spreads
+from jaxmagma.lowering.cuda.layout.banks import Access, Candidates, Strides
+from jaxmagma.lowering.cuda.layout.rooms import Room
 from jaxmagma.lowering.cuda.ownership import Ownership
-from jaxmagma.lowering.cuda.rooms import Room
 from jaxmagma.lowering.cuda.schedule import Schedule
-from jaxmagma.lowering.cuda.sweeps import (
+from jaxmagma.lowering.cuda.schedule.accumulations import PIECE
+from jaxmagma.lowering.cuda.schedule.gemms import blocking_of
+from jaxmagma.lowering.cuda.schedule.sweeps import (
     ALONG,
     QUAD,
     Accumulation,
@@ -38,7 +38,7 @@ CHEAP, DEAR = 1e-3, 0.03
 def strides_of(
     rooms: Sequence[Room], transfers: Transfers, ownership: Ownership, tight: bool
 ) -> tuple[list[Strides], dict[int, int]]:
-    """Those of each room, without padding if ``tight``; and the spreads of the sweeps of quads."""
+    """Those of each room, without padding if ``tight``; and the spreads of sweeps."""
     possible = _possible_spreads(transfers, ownership)
     accesses = [_accesses(room, transfers, ownership, possible) for room in rooms]
     touched = [sorted({n for n, _ in x} & possible.keys()) for x in accesses]

@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from jaxmagma.lowering.cuda.origins import Strided
+from jaxmagma.lowering.cuda.schedule.origins import Strided
 from jaxmagma.plan import Plan, Tile
 from jaxmagma.program import Place
 from jaxmagma.strides import composed_view, places, row_major

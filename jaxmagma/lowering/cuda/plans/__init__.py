@@ -1,0 +1,1 @@
+"""What becomes of a plan before its steps are stages."""
