@@ -20,8 +20,8 @@ from fem_demo.hydrodynamics import both_rhs, point_data, velocity_mass
 from fem_demo.simulation import Configuration, Simulation
 from jaxmagma import choices
 from jaxmagma.choices import Book
-from jaxmagma.plan import Pointwise, plan
-from jaxmagma.program import ElementProgram
+from jaxmagma.plans.plan import Pointwise, plan
+from jaxmagma.programs.program import ElementProgram
 from jaxmagma.tune.tuner import entry, programs, tune_program
 
 

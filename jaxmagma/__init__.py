@@ -3,16 +3,16 @@
 import importlib.metadata
 import pkgutil
 
-from jaxmagma.einsum import einsum as einsum
-from jaxmagma.explain import Explanation as Explanation
-from jaxmagma.explain import explain as explain
-from jaxmagma.fuse import fuse as fuse
-from jaxmagma.index import GatherAxis as GatherAxis
-from jaxmagma.index import ScatterAxis as ScatterAxis
-from jaxmagma.index import gather as gather
-from jaxmagma.index import scatter_add as scatter_add
-from jaxmagma.roofline import Roofline as Roofline
-from jaxmagma.roofline import roofline as roofline
+from jaxmagma.faces.explain import Explanation as Explanation
+from jaxmagma.faces.explain import explain as explain
+from jaxmagma.faces.roofline import Roofline as Roofline
+from jaxmagma.faces.roofline import roofline as roofline
+from jaxmagma.frontends.einsum import einsum as einsum
+from jaxmagma.frontends.fuse import fuse as fuse
+from jaxmagma.frontends.index import GatherAxis as GatherAxis
+from jaxmagma.frontends.index import ScatterAxis as ScatterAxis
+from jaxmagma.frontends.index import gather as gather
+from jaxmagma.frontends.index import scatter_add as scatter_add
 from jaxmagma.tune import Tuning as Tuning
 from jaxmagma.tune import tune as tune
 

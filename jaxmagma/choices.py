@@ -30,8 +30,8 @@ import jax
 import numpy as np
 
 from jaxmagma import cache, native
-from jaxmagma.memo import remembered
-from jaxmagma.program import Constant, ElementProgram, Gather, Input
+from jaxmagma.programs.memo import remembered
+from jaxmagma.programs.program import Constant, ElementProgram, Gather, Input
 
 
 FORMAT = 1

@@ -14,7 +14,7 @@ from jax._src.lax import linalg as lax_linalg  # _solve
 from jax._src.numpy import linalg as numpy_linalg  # _det, _det_2x2, _det_3x3
 from jax.extend.core import Primitive
 
-from jaxmagma.program import ElementProgram
+from jaxmagma.programs.program import ElementProgram
 
 
 def lowers_with_devices(primitive: Primitive) -> None:

@@ -108,7 +108,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def programs_of_all(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Functions that XLA's loops would do are programs, too, which most tests are of."""
-    from jaxmagma import segments
+    from jaxmagma.frontends import segments
 
     if "loops" not in request.fixturenames:
         monkeypatch.setattr(segments, "are_loops", lambda *_: False)
@@ -122,7 +122,7 @@ def loops() -> None:
 @pytest.fixture
 def sums_of_programs() -> Iterator[None]:
     """Values of elements are added up by programs, as on a GPU, and not as this CPU does."""
-    from jaxmagma import primitive
+    from jaxmagma.primitives import primitive
 
     def lower(function: Callable[..., Any]) -> None:
         rule = mlir.lower_fun(function, multiple_results=False)
@@ -138,7 +138,7 @@ def given_ceilings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     """``jm.explain`` takes many seconds to measure a machine whose speed most tests ignore."""
     if "measured_ceilings" not in request.fixturenames:
         # The package has a function of this name; the module is wanted.
-        module = importlib.import_module("jaxmagma.roofline")
+        module = importlib.import_module("jaxmagma.faces.roofline")
         monkeypatch.setattr(module, "_copy_rate", lambda device: 1e10)
         monkeypatch.setattr(module, "_product_rate", lambda device, dtype: 1e11)
 

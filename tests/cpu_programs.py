@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxmagma.builder import Builder
 from jaxmagma.lowering.cpu import encode, planned
 from jaxmagma.lowering.kernel import Kernel
-from jaxmagma.program import Constant, ElementProgram, Input, Output
+from jaxmagma.programs.builder import Builder
+from jaxmagma.programs.program import Constant, ElementProgram, Input, Output
 
 
 Array = np.ndarray[Any, Any]

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from jaxmagma.lowering.kernel import Kernel
-from jaxmagma.program import ElementProgram
+from jaxmagma.programs.program import ElementProgram
 
 
 Array = np.ndarray[Any, Any]

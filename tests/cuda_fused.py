@@ -9,10 +9,11 @@ import numpy as np
 
 import jaxmagma as jm
 from fem_demo import basis
-from jaxmagma import assembly, reference
-from jaxmagma.builder import Builder
-from jaxmagma.functions import FUNCTIONS
-from jaxmagma.program import ElementProgram, Input, Output
+from jaxmagma.primitives import assembly
+from jaxmagma.programs import reference
+from jaxmagma.programs.builder import Builder
+from jaxmagma.programs.functions import FUNCTIONS
+from jaxmagma.programs.program import ElementProgram, Input, Output
 from tests.conformance import interpreter
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import opt_einsum
 
-from jaxmagma import calculus
-from jaxmagma.builder import Builder
-from jaxmagma.program import Constant, Contract, ElementProgram, Input, Map, Output
+from jaxmagma.primitives import calculus
+from jaxmagma.programs.builder import Builder
+from jaxmagma.programs.program import Constant, Contract, ElementProgram, Input, Map, Output
 
 
 Array = np.ndarray[Any, Any]

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmagma.einsum import FusedCall, capture
+from jaxmagma.frontends.einsum import FusedCall, capture
 
 
 Einsum = Callable[..., jax.Array]

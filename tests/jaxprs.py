@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.monitoring
 
-from jaxmagma.primitive import program_p
-from jaxmagma.program import ElementProgram
+from jaxmagma.primitives.primitive import program_p
+from jaxmagma.programs.program import ElementProgram
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:

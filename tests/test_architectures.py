@@ -12,7 +12,7 @@ from jaxmagma.lowering.cuda.model import choose
 from jaxmagma.lowering.cuda.parameters import RESERVED_BYTES, Parameters
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.lowering.target import Target
-from jaxmagma.program import ElementProgram
+from jaxmagma.programs.program import ElementProgram
 from tests import cuda_fused
 from tests.cuda_programs import chain, gradient, mass, mass_gradient_b
 from tests.test_cuda_compile import native

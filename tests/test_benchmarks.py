@@ -156,7 +156,7 @@ def test_counts_least_traffic(workload: Workload) -> None:
 )
 def test_counts_flops(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the plan of the library does them."""
-    explain = sys.modules["jaxmagma.explain"]
+    explain = sys.modules["jaxmagma.faces.explain"]
     monkeypatch.setattr(explain, "roofline", lambda dtype, device: jm.Roofline(1.0, 1.0))
     (workload,) = cases.build(["all"], 1e5, f"^{name}$")
     args = [jax.ShapeDtypeStruct(s, workload.dtype) for s in workload.shapes]

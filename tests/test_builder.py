@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxmagma import reference
-from jaxmagma.builder import Builder
-from jaxmagma.labels import letters
-from jaxmagma.program import Input, Map, Operation, Output, Place, View
-from jaxmagma.strides import places, row_major
+from jaxmagma.programs import reference
+from jaxmagma.programs.builder import Builder
+from jaxmagma.programs.labels import letters
+from jaxmagma.programs.program import Input, Map, Operation, Output, Place, View
+from jaxmagma.programs.strides import places, row_major
 
 
 F64 = np.dtype(np.float64)

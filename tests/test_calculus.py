@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxmagma import calculus, reference
-from jaxmagma.builder import Builder
-from jaxmagma.calculus import Derived, Part, Scattered
-from jaxmagma.einsum import FusedCall, capture
-from jaxmagma.functions import FUNCTIONS
-from jaxmagma.program import ElementProgram, Input, Map, Output
+from jaxmagma.frontends.einsum import FusedCall, capture
+from jaxmagma.primitives import calculus
+from jaxmagma.primitives.calculus import Derived, Part, Scattered
+from jaxmagma.programs import reference
+from jaxmagma.programs.builder import Builder
+from jaxmagma.programs.functions import FUNCTIONS
+from jaxmagma.programs.program import ElementProgram, Input, Map, Output
 from tests.einsums import PROGRAMS, Call, assert_close, fused_calls, normal
 
 

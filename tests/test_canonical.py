@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import jaxmagma as jm
 from benchmarks import programs
 from jaxmagma import choices
-from jaxmagma.canonical import canonical_form
-from jaxmagma.normal import normal_form
-from jaxmagma.program import (
+from jaxmagma.programs.canonical import canonical_form
+from jaxmagma.programs.normal import normal_form
+from jaxmagma.programs.program import (
     Contract,
     ElementProgram,
     Map,

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxmagma.builder import Builder
-from jaxmagma.capacity import LARGEST_TILES, surely_fits, too_large
-from jaxmagma.plan import one_by_one, plan
-from jaxmagma.program import ElementProgram, Input, Output
+from jaxmagma.plans.capacity import LARGEST_TILES, surely_fits, too_large
+from jaxmagma.plans.plan import one_by_one, plan
+from jaxmagma.programs.builder import Builder
+from jaxmagma.programs.program import ElementProgram, Input, Output
 
 
 def program(terms: list[str], output: str, sizes: dict[str, int]) -> ElementProgram:

@@ -15,10 +15,10 @@ import pytest
 
 import jaxmagma as jm
 from jaxmagma import choices, lowering
-from jaxmagma.builder import Builder
 from jaxmagma.choices import MODEL, PLAIN, Book, Choice
 from jaxmagma.lowering.kernel import Declined, Kernel
-from jaxmagma.program import Input, Output
+from jaxmagma.programs.builder import Builder
+from jaxmagma.programs.program import Input, Output
 from jaxmagma.tune import suite, tuner
 from tests import cuda_fused
 from tests.cuda_programs import chain, contraction, gradient, mass, product

@@ -20,16 +20,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmagma import assembly, native
-from jaxmagma.builder import Builder
-from jaxmagma.functions import FUNCTIONS
-from jaxmagma.fuse import fuse
+from jaxmagma import native
+from jaxmagma.frontends.fuse import fuse
 from jaxmagma.lowering.cpu import encode, lower, planned
 from jaxmagma.lowering.cpu.lanes import POINT_MATRIX, Encoder
 from jaxmagma.lowering.kernel import Declined, Kernel
-from jaxmagma.plan import plan
-from jaxmagma.program import ElementProgram, Input, Output
-from jaxmagma.reference import evaluate
+from jaxmagma.plans.plan import plan
+from jaxmagma.primitives import assembly
+from jaxmagma.programs.builder import Builder
+from jaxmagma.programs.functions import FUNCTIONS
+from jaxmagma.programs.program import ElementProgram, Input, Output
+from jaxmagma.programs.reference import evaluate
 from tests import cpu_programs
 from tests.cpu_programs import einsum_program, point_matrix_program
 
@@ -877,7 +878,7 @@ np.testing.assert_array_equal(run(found.attributes["plan"]), once)
 
 
 def sweep() -> str:
-    """Some of everything, large enough for several threads; the sums' bits as text."""
+    """Some of everything; the instruction set that did it."""
     rng = np.random.default_rng(0)
     for dtype in DTYPES:
         for n in (1, 2, 3, 5, 8):
@@ -894,14 +895,20 @@ def sweep() -> str:
     for n in (3, 16):  # beyond the caches
         u = random(rng, ((36 << 20) // (24 * n * n), n, n), "float64")
         check_einsum("eij,ejk->eik", "e", u, u)
-    bits = []
+    sums()
+    return native_name()
+
+
+def sums() -> str:
+    """The bits of some that are large enough for several threads, as text."""
+    rng, bits = np.random.default_rng(0), []
     for elements, n in [(20_011, 3), (5_000, 7)]:
         u, v = random(rng, (elements, n, n), "float64"), random(rng, (elements, n, n), "float64")
         program, arguments = einsum_program("eij,ejk->ik", "e", (u, v))
         (total,) = call(program, *arguments)
         np.testing.assert_allclose(total, np.einsum("eij,ejk->ik", u, v), rtol=0, atol=1e-9)
         bits.append(np.asarray(total).tobytes().hex())
-    return native_name() + " " + " ".join(bits)
+    return " ".join(bits)
 
 
 def native_name() -> str:
@@ -921,9 +928,9 @@ def run_elsewhere(*command: str, **env: str) -> str:
     return done.stdout.strip()
 
 
-def sweep_elsewhere(**env: str) -> str:
-    """The result of ``sweep`` in a process with other environment variables."""
-    return run_elsewhere(__file__, **env)
+def elsewhere(function: Callable[[], str], **env: str) -> str:
+    """The result of one of these functions in a process with other environment variables."""
+    return run_elsewhere(__file__, function.__name__, **env)
 
 
 @functools.cache
@@ -956,15 +963,15 @@ def test_unknown_instruction_set_is_an_error() -> None:
 def test_instruction_sets(name: str) -> None:
     found = instruction_sets(name)
     if found == name:
-        assert sweep_elsewhere(JAXMAGMA_CPU_ISA=name).split()[0] == name
+        assert elsewhere(sweep, JAXMAGMA_CPU_ISA=name) == name
     else:
         assert "this processor lacks" in found or "is no instruction set" in found
 
 
 @pytest.mark.slow
 def test_sums_do_not_depend_on_the_number_of_threads() -> None:
-    results = {sweep_elsewhere(PJRT_NPROC=str(threads)) for threads in (1, 7)}
-    assert results == {sweep()}
+    results = {elsewhere(sums, PJRT_NPROC=str(threads)) for threads in (1, 7)}
+    assert results == {sums()}
 
 
 def test_many_calls_at_once() -> None:
@@ -1027,4 +1034,4 @@ def test_calls_leave_no_memory_behind() -> None:
 
 if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)
-    print(sweep())
+    print({"sweep": sweep, "sums": sums}[sys.argv[1]]())

@@ -16,9 +16,9 @@ import pytest
 import scipy.special
 
 from jaxmagma import native
-from jaxmagma.builder import Builder
-from jaxmagma.functions import FUNCTIONS
-from jaxmagma.program import Input, Output
+from jaxmagma.programs.builder import Builder
+from jaxmagma.programs.functions import FUNCTIONS
+from jaxmagma.programs.program import Input, Output
 from tests.test_cpu import call, instruction_sets, run_elsewhere
 
 

@@ -19,16 +19,17 @@ import numpy as np
 import pytest
 
 import jaxmagma as jm
-from jaxmagma import factoring, native
+from jaxmagma import native
 from jaxmagma.lowering import cuda as backend
 from jaxmagma.lowering.cuda import planned
 from jaxmagma.lowering.cuda.parameters import Owner, Parameters
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.lowering.target import Target
-from jaxmagma.normal import normal_form
-from jaxmagma.order import Middle
-from jaxmagma.plan import Plan
-from jaxmagma.program import ElementProgram
+from jaxmagma.plans import factoring
+from jaxmagma.plans.order import Middle
+from jaxmagma.plans.plan import Plan
+from jaxmagma.programs.normal import normal_form
+from jaxmagma.programs.program import ElementProgram
 from tests import cuda_fused
 from tests.cuda_programs import (
     arguments,

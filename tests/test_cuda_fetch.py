@@ -11,7 +11,7 @@ import pytest
 from jaxmagma.lowering.cuda import lower, planned
 from jaxmagma.lowering.kernel import Kernel
 from jaxmagma.lowering.target import Target
-from jaxmagma.program import ElementProgram
+from jaxmagma.programs.program import ElementProgram
 from tests import cuda_fused
 from tests.cuda_programs import chain, contraction, gradient, mass
 from tests.test_cuda_compile import emulate, lowered

@@ -16,8 +16,8 @@ from jaxmagma.lowering import cuda
 from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.lowering.target import Target
-from jaxmagma.normal import normal_form
-from jaxmagma.program import ElementProgram
+from jaxmagma.programs.normal import normal_form
+from jaxmagma.programs.program import ElementProgram
 from tests import cuda_emulator, cuda_fused, jaxprs
 from tests.cuda_programs import arguments
 from tests.test_cuda_compile import native

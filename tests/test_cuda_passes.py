@@ -13,7 +13,7 @@ from jaxmagma.lowering.cuda.layout.spreads import ACROSS
 from jaxmagma.lowering.cuda.model import choose
 from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.cuda.schedule.sweeps import grouped
-from jaxmagma.program import ElementProgram
+from jaxmagma.programs.program import ElementProgram
 from tests import cuda_fused
 from tests.cuda_programs import gradient, mass
 

@@ -8,15 +8,15 @@ import jax
 import numpy as np
 import pytest
 
-from jaxmagma import factoring
 from jaxmagma.lowering.cuda import lower
 from jaxmagma.lowering.cuda.layout import spreads
 from jaxmagma.lowering.cuda.layout.banks import Access, Candidates, choose, conflicts_at
 from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.kernel import Kernel
 from jaxmagma.lowering.target import Target
-from jaxmagma.order import Middle
-from jaxmagma.program import ElementProgram
+from jaxmagma.plans import factoring
+from jaxmagma.plans.order import Middle
+from jaxmagma.programs.program import ElementProgram
 from tests import cuda_emulator, cuda_fused
 from tests.cuda_programs import arguments, assert_close, chain, contraction, gradient, mass
 from tests.test_cuda_compile import check_registers, emulate, lowered

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmagma import reference
-from jaxmagma.builder import Builder
-from jaxmagma.functions import ROUNDINGS
-from jaxmagma.program import ElementProgram, Input, Output
+from jaxmagma.programs import reference
+from jaxmagma.programs.builder import Builder
+from jaxmagma.programs.functions import ROUNDINGS
+from jaxmagma.programs.program import ElementProgram, Input, Output
 from tests import cuda_emulator
 from tests.test_cuda_compile import check_registers, lowered
 

@@ -6,8 +6,8 @@ import pytest
 from jaxmagma.lowering.cuda import planned
 from jaxmagma.lowering.cuda.plans.folding import constants_folded, evaluate
 from jaxmagma.lowering.cuda.plans.vectors import with_vectors
-from jaxmagma.normal import normal_form
-from jaxmagma.plan import Plan, Product
+from jaxmagma.plans.plan import Plan, Product
+from jaxmagma.programs.normal import normal_form
 from tests import cuda_fused
 
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 
 import jaxmagma as jm
-from jaxmagma.einsum import FusedCall, capture
-from jaxmagma.fallback import PlainCall
+from jaxmagma.frontends.einsum import FusedCall, capture
+from jaxmagma.programs.fallback import PlainCall
 from tests.einsums import (
     ELEMENTS,
     PROGRAMS,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxmagma as jm
-from jaxmagma.exact import (
+from jaxmagma.programs.exact import (
     difference_of_products,
     fused_multiply_add,
     inverse_binade,

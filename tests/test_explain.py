@@ -13,13 +13,13 @@ from jax.sharding import AxisType
 
 import jaxmagma as jm
 from jaxmagma import lowering
+from jaxmagma.faces.roofline import Roofline
 from jaxmagma.lowering.kernel import Declined, Kernel
-from jaxmagma.roofline import Roofline
 from tests.jaxprs import compilations
 
 
 # The package has functions of these names; the modules are wanted.
-explain_module = importlib.import_module("jaxmagma.explain")
+explain_module = importlib.import_module("jaxmagma.faces.explain")
 
 ELEMENTS = 1000
 INTERPOLATE = "xa,yb,eab->exy"

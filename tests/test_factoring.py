@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from jaxmagma.builder import Builder
-from jaxmagma.factoring import factored
-from jaxmagma.plan import Plan, Product, plan
-from jaxmagma.program import ElementProgram, Input, Output
+from jaxmagma.plans.factoring import factored
+from jaxmagma.plans.plan import Plan, Product, plan
+from jaxmagma.programs.builder import Builder
+from jaxmagma.programs.program import ElementProgram, Input, Output
 from tests.test_plan import assert_well_formed, evaluate
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxmagma.fibres import turned
-from jaxmagma.program import (
+from jaxmagma.plans.fibres import turned
+from jaxmagma.programs.program import (
     Contract,
     ElementProgram,
     Input,
@@ -18,8 +18,8 @@ from jaxmagma.program import (
     View,
     contraction,
 )
-from jaxmagma.reference import evaluate
-from jaxmagma.strides import row_major
+from jaxmagma.programs.reference import evaluate
+from jaxmagma.programs.strides import row_major
 
 
 ELEMENTS = 3

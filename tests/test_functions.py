@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import jaxmagma as jm
-from jaxmagma.functions import COMPLEX_FUNCTIONS, FUNCTIONS, ROUNDINGS, evaluate
+from jaxmagma.programs.functions import COMPLEX_FUNCTIONS, FUNCTIONS, ROUNDINGS, evaluate
 from tests.jaxprs import programs
 
 

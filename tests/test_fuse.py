@@ -19,8 +19,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmagma as jm
-from jaxmagma import reference
-from jaxmagma.fallback import plain_calls
+from jaxmagma.programs import reference
+from jaxmagma.programs.fallback import plain_calls
 from tests.einsums import assert_close, normal
 from tests.jaxprs import equations, primitives, programs
 

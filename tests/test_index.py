@@ -14,8 +14,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmagma as jm
-from jaxmagma import assembly
-from jaxmagma.program import Gather
+from jaxmagma.primitives import assembly
+from jaxmagma.programs.program import Gather
 from tests.einsums import assert_close, normal
 from tests.jaxprs import programs
 

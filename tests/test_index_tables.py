@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmagma as jm
-from jaxmagma import assembly
+from jaxmagma.primitives import assembly
 from tests.einsums import assert_close, normal
 from tests.jaxprs import compilations
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import jaxmagma as jm
-from jaxmagma import reference
-from jaxmagma.builder import Builder
 from jaxmagma.jaxpr import POINTWISE, RULES, Reader, Tile, Unsupported, inner_jaxpr
-from jaxmagma.plan import plan
-from jaxmagma.program import ElementProgram, Input, Map, Output
+from jaxmagma.plans.plan import plan
+from jaxmagma.programs import reference
+from jaxmagma.programs.builder import Builder
+from jaxmagma.programs.program import ElementProgram, Input, Map, Output
 from tests.einsums import assert_close
 from tests.jaxprs import equations, programs
 

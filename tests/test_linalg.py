@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import jaxmagma as jm
-from jaxmagma import linalg
 from jaxmagma.jaxpr import Unsupported
-from jaxmagma.normal import normal_form
-from jaxmagma.program import Map
+from jaxmagma.programs import linalg
+from jaxmagma.programs.normal import normal_form
+from jaxmagma.programs.program import Map
 from tests.einsums import assert_close
 from tests.jaxprs import programs
 from tests.test_jaxpr import read

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import jaxmagma as jm
-from jaxmagma import factoring
-from jaxmagma.explain import applications
+from jaxmagma.faces.explain import applications
 from jaxmagma.lowering.cuda.plans.locality import in_pieces, planned
-from jaxmagma.order import Middle
-from jaxmagma.program import ElementProgram
+from jaxmagma.plans import factoring
+from jaxmagma.plans.order import Middle
+from jaxmagma.programs.program import ElementProgram
 from tests.cuda_programs import chain, contraction, gradient, interpolation, mass
 
 

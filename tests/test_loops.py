@@ -10,10 +10,10 @@ import pytest
 
 import jaxmagma as jm
 from benchmarks import users
-from jaxmagma.conditions import Kind
-from jaxmagma.explain import applications
-from jaxmagma.lines import inlined
-from jaxmagma.loops import are_loops
+from jaxmagma.faces.explain import applications
+from jaxmagma.frontends.conditions import Kind
+from jaxmagma.frontends.lines import inlined
+from jaxmagma.frontends.loops import are_loops
 
 
 pytestmark = pytest.mark.usefixtures("loops")

@@ -12,7 +12,7 @@ from jaxmagma.lowering import kept
 from jaxmagma.lowering.cuda import ANY_GPU
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.lowering.target import Target
-from jaxmagma.program import Constant, ElementProgram
+from jaxmagma.programs.program import Constant, ElementProgram
 from tests.cuda_programs import chain, gradient, mass, mass_gradient_b, product
 
 

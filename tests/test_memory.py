@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 import jaxmagma as jm
-from jaxmagma import choices, lowering, memo
+from jaxmagma import choices, lowering
 from jaxmagma.lowering.cuda.architectures import LIMITS
 from jaxmagma.lowering.kernel import Kernel
 from jaxmagma.lowering.target import Target
-from jaxmagma.plan import plan
-from jaxmagma.program import Constant, ElementProgram
+from jaxmagma.plans.plan import plan
+from jaxmagma.programs import memo
+from jaxmagma.programs.program import Constant, ElementProgram
 from tests.cuda_programs import chain, mass
 
 

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxmagma as jm
-from jaxmagma import reference
-from jaxmagma.builder import Builder
-from jaxmagma.normal import normal_form
-from jaxmagma.program import ElementProgram, Input, Map, Output, Place, View
-from jaxmagma.strides import box_of, places
+from jaxmagma.programs import reference
+from jaxmagma.programs.builder import Builder
+from jaxmagma.programs.normal import normal_form
+from jaxmagma.programs.program import ElementProgram, Input, Map, Output, Place, View
+from jaxmagma.programs.strides import box_of, places
 from tests.jaxprs import equations
 
 

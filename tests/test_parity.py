@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fem_demo import basis
-from jaxmagma import parity
+from jaxmagma.plans import parity
 from tests.cuda_programs import Array, random
 
 

@@ -20,20 +20,21 @@ from jax.sharding import PartitionSpec as P
 
 import jaxmagma as jm
 from benchmarks import cases, fused
-from jaxmagma import choices, lowering, reference
-from jaxmagma.builder import Builder
+from jaxmagma import choices, lowering
 from jaxmagma.choices import Choice
-from jaxmagma.einsum import FusedCall, capture
-from jaxmagma.explain import applications
-from jaxmagma.fallback import plain_calls
+from jaxmagma.faces.explain import applications
+from jaxmagma.frontends.einsum import FusedCall, capture
 from jaxmagma.lowering import cpu, cuda, division
 from jaxmagma.lowering.cuda import kernels, model
 from jaxmagma.lowering.cuts import as_program
 from jaxmagma.lowering.division import divide
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.lowering.parts import ARGUMENT, Division, Whole, by_sums
-from jaxmagma.plan import alternatives, plan
-from jaxmagma.program import ElementProgram, Input, Output
+from jaxmagma.plans.plan import alternatives, plan
+from jaxmagma.programs import reference
+from jaxmagma.programs.builder import Builder
+from jaxmagma.programs.fallback import plain_calls
+from jaxmagma.programs.program import ElementProgram, Input, Output
 from jaxmagma.tune.tuner import programs
 from tests import cuda_emulator, cuda_fused
 from tests.cuda_programs import arguments, gradient, mass, several_outputs

@@ -15,12 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxmagma as jm
-from jaxmagma import calculus, functions, reference
-from jaxmagma.builder import Builder
-from jaxmagma.einsum import FusedCall, capture
-from jaxmagma.factoring import planned
-from jaxmagma.order import Middle, contraction_order
-from jaxmagma.plan import (
+from jaxmagma.frontends.einsum import FusedCall, capture
+from jaxmagma.plans.factoring import planned
+from jaxmagma.plans.order import Middle, contraction_order
+from jaxmagma.plans.plan import (
     Plan,
     Pointwise,
     Product,
@@ -28,7 +26,10 @@ from jaxmagma.plan import (
     alternatives,
     plan,
 )
-from jaxmagma.program import Contract, ElementProgram, Input, Output
+from jaxmagma.primitives import calculus
+from jaxmagma.programs import functions, reference
+from jaxmagma.programs.builder import Builder
+from jaxmagma.programs.program import Contract, ElementProgram, Input, Output
 from jaxmagma.tune.tuner import programs
 from tests.cuda_programs import gradient, mass
 from tests.einsums import ELEMENTS, PROGRAMS, assert_close, fused_calls

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from jaxmagma.builder import Builder
-from jaxmagma.program import Constant, Contract, ElementProgram, Input, Map, Output
+from jaxmagma.programs.builder import Builder
+from jaxmagma.programs.program import Constant, Contract, ElementProgram, Input, Map, Output
 
 
 F64 = np.dtype(np.float64)

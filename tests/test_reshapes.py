@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import jaxmagma as jm
-from jaxmagma.normal import normal_form
-from jaxmagma.program import Contract, Map
+from jaxmagma.programs.normal import normal_form
+from jaxmagma.programs.program import Contract, Map
 from tests import cuda_fused
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxmagma as jm
-from jaxmagma.fallback import plain_calls
+from jaxmagma.programs.fallback import plain_calls
 from tests.einsums import assert_close, normal
 from tests.jaxprs import programs
 

@@ -18,8 +18,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmagma as jm
-from jaxmagma import partition
-from jaxmagma.einsum import FusedCall, capture
+from jaxmagma.frontends.einsum import FusedCall, capture
+from jaxmagma.primitives import partition
 from tests.einsums import Einsum, assert_close, normal
 
 

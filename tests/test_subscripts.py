@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxmagma as jm
-from jaxmagma.subscripts import label_extents, parse
+from jaxmagma.frontends.subscripts import label_extents, parse
 
 
 def zeros(*shapes: tuple[int, ...]) -> list[np.ndarray]:

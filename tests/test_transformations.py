@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax.test_util import check_grads
 
 import jaxmagma as jm
-from jaxmagma.plan import plan
+from jaxmagma.plans.plan import plan
 from tests.einsums import (
     ELEMENTS,
     PROGRAMS,

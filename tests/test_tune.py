@@ -29,7 +29,7 @@ from jaxmagma.lowering.cuda.rules import Measured, rules_for, rules_of
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.lowering.rules import Candidate, broken
 from jaxmagma.lowering.space import Space, one, together
-from jaxmagma.program import ElementProgram
+from jaxmagma.programs.program import ElementProgram
 from jaxmagma.tune import regret, rules, suite, tuner
 from jaxmagma.tune import search as climbing
 from jaxmagma.tune.__main__ import main

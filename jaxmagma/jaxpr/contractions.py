@@ -7,7 +7,7 @@ from jax.extend.core import JaxprEqn
 
 from jaxmagma.jaxpr.equations import aval
 from jaxmagma.jaxpr.tiles import LARGEST_COMPONENT, Read, Tile, Tiles
-from jaxmagma.labels import letters
+from jaxmagma.programs.labels import letters
 
 
 # What a product of tables goes through, and is one still.

@@ -9,8 +9,8 @@ from jax.extend.core import JaxprEqn
 
 from jaxmagma.jaxpr.equations import Unsupported, aval
 from jaxmagma.jaxpr.tiles import Read, Tile, Tiles
-from jaxmagma.labels import letters
-from jaxmagma.program import Contract, ElementProgram, Map, Place, View
+from jaxmagma.programs.labels import letters
+from jaxmagma.programs.program import Contract, ElementProgram, Map, Place, View
 
 
 # A loop of more steps than this stays one.

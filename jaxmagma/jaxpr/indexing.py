@@ -12,7 +12,7 @@ from jax.lax import GatherScatterMode
 
 from jaxmagma.jaxpr.equations import Unsupported, aval
 from jaxmagma.jaxpr.tiles import MOST_PIECES, MOST_PLACES, Read, Tile, Tiles
-from jaxmagma.labels import letters
+from jaxmagma.programs.labels import letters
 
 
 # Places among which a computed index chooses, and values along an axis that are sorted.

@@ -1,14 +1,14 @@
-"""Factorisations of small matrices, of which :mod:`jaxmagma.linalg` has the algorithms."""
+"""Factorisations of small matrices, of which :mod:`jaxmagma.programs.linalg` has the algorithms."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from jaxmagma import linalg
 from jaxmagma.jaxpr.equations import Unsupported
 from jaxmagma.jaxpr.tiles import LARGEST_COMPONENT, Read, Tile, Tiles, uniform
-from jaxmagma.labels import letters
+from jaxmagma.programs import linalg
+from jaxmagma.programs.labels import letters
 
 
 def _matrix(reader: Tiles, x: Read, name: str) -> linalg.Matrix:

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from jaxmagma.builder import MOST_COMPONENTS
 from jaxmagma.jaxpr.equations import Unsupported, aval, is_empty
 from jaxmagma.jaxpr.tiles import MOST_PIECES, Read, Tile, Tiles
-from jaxmagma.labels import letters
-from jaxmagma.strides import row_major
+from jaxmagma.programs.builder import MOST_COMPONENTS
+from jaxmagma.programs.labels import letters
+from jaxmagma.programs.strides import row_major
 
 
 def broadcast_in_dim(reader: Tiles, equation: JaxprEqn, x: Tile, *_: Any) -> Read:

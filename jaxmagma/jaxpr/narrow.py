@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from jaxmagma import precisions
-from jaxmagma.functions import ROUNDINGS
 from jaxmagma.jaxpr.equations import aval
 from jaxmagma.jaxpr.tiles import Read, Tiles
-from jaxmagma.precisions import is_narrower
+from jaxmagma.programs import precisions
+from jaxmagma.programs.functions import ROUNDINGS
+from jaxmagma.programs.precisions import is_narrower
 
 
 # What makes numbers of the dtype of its operands out of such, whatever dtype it computes in.

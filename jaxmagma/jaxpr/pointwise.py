@@ -6,8 +6,8 @@ from typing import Any
 from jax.extend.core import JaxprEqn
 from jax.lax import RoundingMethod
 
-from jaxmagma.functions import FUNCTIONS
 from jaxmagma.jaxpr.equations import Rule, nothing
+from jaxmagma.programs.functions import FUNCTIONS
 
 
 Emit = Callable[..., Any]  # (function, operands...) -> value

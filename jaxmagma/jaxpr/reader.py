@@ -7,8 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
-from jaxmagma import integers
-from jaxmagma.functions import ROUNDINGS
 from jaxmagma.jaxpr.calls import inner_jaxpr
 from jaxmagma.jaxpr.contractions import OF_TABLES, makes_table
 from jaxmagma.jaxpr.equations import Unsupported, aval, interpreted, is_empty, is_extended
@@ -18,7 +16,9 @@ from jaxmagma.jaxpr.pointwise import pointwise
 from jaxmagma.jaxpr.rules import NESTED, RULES
 from jaxmagma.jaxpr.tiles import Read, Tile, Tiles
 from jaxmagma.jaxpr.whole import limits_of, whole_numbers
-from jaxmagma.precisions import is_narrower
+from jaxmagma.programs import integers
+from jaxmagma.programs.functions import ROUNDINGS
+from jaxmagma.programs.precisions import is_narrower
 
 
 class Reader(Tiles):

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
-from jaxmagma.functions import ROUNDINGS
 from jaxmagma.jaxpr.calls import inner_jaxpr
 from jaxmagma.jaxpr.equations import aval, interpreted
 from jaxmagma.jaxpr.known import evaluated
 from jaxmagma.jaxpr.pointwise import Emit, pointwise
-from jaxmagma.precisions import is_narrower
+from jaxmagma.programs.functions import ROUNDINGS
+from jaxmagma.programs.precisions import is_narrower
 
 
 # Of values that are all one dtype these change nothing.

@@ -10,12 +10,12 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from jaxmagma import integers, reference
-from jaxmagma.builder import Builder
-from jaxmagma.functions import COMPARISONS, COMPLEX_FUNCTIONS, evaluate
 from jaxmagma.jaxpr.equations import Unsupported
-from jaxmagma.labels import letters, repeated
-from jaxmagma.program import Output
+from jaxmagma.programs import integers, reference
+from jaxmagma.programs.builder import Builder
+from jaxmagma.programs.functions import COMPARISONS, COMPLEX_FUNCTIONS, evaluate
+from jaxmagma.programs.labels import letters, repeated
+from jaxmagma.programs.program import Output
 
 
 # Values taken apart, or small matrices multiplied, one by one.

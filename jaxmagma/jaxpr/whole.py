@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from jaxmagma import integers
-from jaxmagma.integers import Bounds, are_exact, are_in, of_dtype
 from jaxmagma.jaxpr.equations import Unsupported, aval
 from jaxmagma.jaxpr.tiles import Read, Tile, Tiles
+from jaxmagma.programs import integers
+from jaxmagma.programs.integers import Bounds, are_exact, are_in, of_dtype
 
 
 # What gives the same modulo powers of two when its operands are the same.

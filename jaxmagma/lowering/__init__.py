@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from jaxmagma import choices, native
 from jaxmagma.choices import MODEL, Choice
-from jaxmagma.fallback import SYMBOLIC, is_symbolic
 from jaxmagma.lowering import kept
 from jaxmagma.lowering.backends import BACKENDS
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.lowering.target import Target
-from jaxmagma.memo import remembered
-from jaxmagma.plan import Plan
-from jaxmagma.program import ElementProgram
+from jaxmagma.plans.plan import Plan
+from jaxmagma.programs.fallback import SYMBOLIC, is_symbolic
+from jaxmagma.programs.memo import remembered
+from jaxmagma.programs.program import ElementProgram
 
 
 def lower(program: ElementProgram, extents: tuple[int, ...], platform: str) -> Kernel | Declined:

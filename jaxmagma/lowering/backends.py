@@ -8,8 +8,8 @@ from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.lowering.rules import Rules
 from jaxmagma.lowering.space import Space
 from jaxmagma.lowering.target import Target
-from jaxmagma.plan import Plan
-from jaxmagma.program import ElementProgram
+from jaxmagma.plans.plan import Plan
+from jaxmagma.programs.program import ElementProgram
 
 
 class Backend(Protocol):

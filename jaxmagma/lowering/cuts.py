@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, Step
-from jaxmagma.program import Contract, ElementProgram, Map, Operation, Output, View
+from jaxmagma.plans.plan import Plan, Pointwise, Product, Rearrange, Step
+from jaxmagma.programs.program import Contract, ElementProgram, Map, Operation, Output, View
 
 
 # Places between contractions that are looked at.

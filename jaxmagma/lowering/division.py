@@ -23,8 +23,8 @@ from jaxmagma.lowering.cuts import Cut, Row, as_program, in_depth
 from jaxmagma.lowering.kernel import Declined
 from jaxmagma.lowering.parts import Division, Piece, Whole, by_sums, needed
 from jaxmagma.lowering.target import Target
-from jaxmagma.memo import remembered
-from jaxmagma.program import ElementProgram
+from jaxmagma.programs.memo import remembered
+from jaxmagma.programs.program import ElementProgram
 
 
 # Bytes of memory traffic that take the time of an operation.

@@ -16,7 +16,7 @@ from jaxmagma import cache, choices
 from jaxmagma.choices import Choice
 from jaxmagma.lowering.kernel import Declined, Excess, Kernel
 from jaxmagma.lowering.target import Target
-from jaxmagma.program import ElementProgram
+from jaxmagma.programs.program import ElementProgram
 
 
 def name_of(

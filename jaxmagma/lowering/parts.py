@@ -9,8 +9,8 @@ import itertools
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxmagma.labels import letters
-from jaxmagma.program import ElementProgram, Input, Map, Output, renumbered
+from jaxmagma.programs.labels import letters
+from jaxmagma.programs.program import ElementProgram, Input, Map, Output, renumbered
 
 
 # An array: output n of a part, or argument n of the whole.

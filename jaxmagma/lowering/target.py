@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from jaxmagma import choices, parity
+from jaxmagma import choices
+from jaxmagma.plans import parity
 
 
 @dataclass(frozen=True)

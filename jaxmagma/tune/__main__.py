@@ -21,7 +21,7 @@ import jax
 import jaxmagma
 from jaxmagma import choices
 from jaxmagma.choices import MODEL, Book, Choice
-from jaxmagma.program import ElementProgram
+from jaxmagma.programs.program import ElementProgram
 from jaxmagma.tune import regret, suite
 from jaxmagma.tune.device import Device, platform_of
 from jaxmagma.tune.suite import SUITES, Case

@@ -16,8 +16,8 @@ from jaxmagma import choices, lowering, native
 from jaxmagma.choices import Choice
 from jaxmagma.lowering.backends import BACKENDS
 from jaxmagma.lowering.kernel import Declined, Kernel
-from jaxmagma.primitive import program_p
-from jaxmagma.program import ElementProgram, Gather
+from jaxmagma.primitives.primitive import program_p
+from jaxmagma.programs.program import ElementProgram, Gather
 
 
 # Inputs are taken in turn from sets that together exceed every cache so many times.

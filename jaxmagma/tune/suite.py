@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmagma.einsum import einsum
-from jaxmagma.fuse import fuse
+from jaxmagma.frontends.einsum import einsum
+from jaxmagma.frontends.fuse import fuse
 
 
 Array = Any

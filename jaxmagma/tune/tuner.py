@@ -16,12 +16,12 @@ from jax.interpreters import partial_eval
 
 from jaxmagma import choices
 from jaxmagma.choices import MODEL, Choice
-from jaxmagma.explain import NOTHING, applications, as_function
-from jaxmagma.fallback import plain_calls
+from jaxmagma.faces.explain import NOTHING, applications, as_function
 from jaxmagma.lowering.backends import BACKENDS
 from jaxmagma.lowering.division import divide
-from jaxmagma.plan import plan
-from jaxmagma.program import ElementProgram
+from jaxmagma.plans.plan import plan
+from jaxmagma.programs.fallback import plain_calls
+from jaxmagma.programs.program import ElementProgram
 from jaxmagma.tune.device import Device, platform_of
 from jaxmagma.tune.search import Found, Search
 

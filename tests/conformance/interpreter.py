@@ -19,10 +19,10 @@ import numpy as np
 import opt_einsum
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
-from jaxmagma.functions import FUNCTIONS
 from jaxmagma.jaxpr import aval, inner_jaxpr
-from jaxmagma.program import Contract, ElementProgram, Map, Place, View
-from jaxmagma.strides import places
+from jaxmagma.programs.functions import FUNCTIONS
+from jaxmagma.programs.program import Contract, ElementProgram, Map, Place, View
+from jaxmagma.programs.strides import places
 from tests.conformance.draw import kind
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import jaxmagma as jm
 from jaxmagma import jaxpr
-from jaxmagma.functions import FUNCTIONS, ROUNDINGS
+from jaxmagma.programs.functions import FUNCTIONS, ROUNDINGS
 from tests.conformance.comparison import element_alone, failure, shrunk, whole
 from tests.conformance.composition import Composition, Line, alone, drawn
 from tests.conformance.draw import Argument

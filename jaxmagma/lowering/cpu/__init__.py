@@ -57,9 +57,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxmagma.factoring import alternatives as alternatives
-from jaxmagma.factoring import planned as planned
-from jaxmagma.functions import CHOICES, COMPLEX_FUNCTIONS, VALUE_BY_VALUE
 from jaxmagma.lowering.cpu.expressions import NUMBERS
 from jaxmagma.lowering.cpu.lanes import DTYPES, GEMM, Encoder
 from jaxmagma.lowering.cpu.places import gathered
@@ -67,8 +64,11 @@ from jaxmagma.lowering.kernel import Declined, Excess, Kernel
 from jaxmagma.lowering.rules import Rules
 from jaxmagma.lowering.space import Space, one
 from jaxmagma.lowering.target import Target
-from jaxmagma.plan import Plan, Pointwise, Product, Step
-from jaxmagma.program import Gather, Place
+from jaxmagma.plans.factoring import alternatives as alternatives
+from jaxmagma.plans.factoring import planned as planned
+from jaxmagma.plans.plan import Plan, Pointwise, Product, Step
+from jaxmagma.programs.functions import CHOICES, COMPLEX_FUNCTIONS, VALUE_BY_VALUE
+from jaxmagma.programs.program import Gather, Place
 
 
 TARGET = "jaxmagma_cpu"

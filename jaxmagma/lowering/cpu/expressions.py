@@ -13,7 +13,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from jaxmagma.lowering.cpu.places import Location, Locations, flat_stride
-from jaxmagma.plan import Plan, Pointwise
+from jaxmagma.plans.plan import Plan, Pointwise
 
 
 SLOT, SCRATCH = range(2)

@@ -23,9 +23,9 @@ from jaxmagma.lowering.cpu.expressions import (
     units,
 )
 from jaxmagma.lowering.cpu.places import Location, Locations, flat_stride, gathered, loops_of
-from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, Step
-from jaxmagma.program import Gather, Place, View
-from jaxmagma.strides import places, row_major
+from jaxmagma.plans.plan import Plan, Pointwise, Product, Rearrange, Step
+from jaxmagma.programs.program import Gather, Place, View
+from jaxmagma.programs.strides import places, row_major
 
 
 VERSION = 4

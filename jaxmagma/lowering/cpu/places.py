@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxmagma.plan import Plan, Pointwise, Product
-from jaxmagma.program import Gather, Place, View
-from jaxmagma.strides import places, row_major
+from jaxmagma.plans.plan import Plan, Pointwise, Product
+from jaxmagma.programs.program import Gather, Place, View
+from jaxmagma.programs.strides import places, row_major
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,14 @@ What stages are is in ``schedule.sweeps``, the passes from a plan to the kernel 
 ``panels`` has those of another kind of kernel.
 """
 
-from jaxmagma.factoring import alternatives as alternatives
 from jaxmagma.lowering.cuda.parameters import SPACE as SPACE
 from jaxmagma.lowering.cuda.parameters import Parameters as Parameters
 from jaxmagma.lowering.cuda.plans.locality import planned as planned
 from jaxmagma.lowering.cuda.rules import rules_of as rules_of
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.lowering.target import Target
-from jaxmagma.plan import Plan
+from jaxmagma.plans.factoring import alternatives as alternatives
+from jaxmagma.plans.plan import Plan
 
 
 ANY_GPU = Target("cuda")

@@ -23,7 +23,7 @@ from jaxmagma.lowering.cuda.schedule import Schedule
 from jaxmagma.lowering.cuda.schedule.ends import Ends
 from jaxmagma.lowering.cuda.schedule.sweeps import Accumulation
 from jaxmagma.lowering.cuda.transfers import Transfers
-from jaxmagma.plan import Plan
+from jaxmagma.plans.plan import Plan
 
 
 TYPES = {

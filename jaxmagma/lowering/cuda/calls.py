@@ -13,7 +13,7 @@ from jaxmagma.lowering.cuda.panels import Panels
 from jaxmagma.lowering.cuda.source import Source
 from jaxmagma.lowering.cuda.source.tiles import Pointer
 from jaxmagma.lowering.kernel import Kernel
-from jaxmagma.program import ElementProgram
+from jaxmagma.programs.program import ElementProgram
 
 
 TARGET = "jaxmagma_cuda"

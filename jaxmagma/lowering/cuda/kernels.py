@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from jaxmagma import factoring
-from jaxmagma.functions import COMPLEX_FUNCTIONS
 from jaxmagma.lowering.cuda.architectures import Limits, limits_of
 from jaxmagma.lowering.cuda.blocks import TYPES, Block
 from jaxmagma.lowering.cuda.calls import kernel_of_block, kernel_of_panels
@@ -26,8 +24,10 @@ from jaxmagma.lowering.cuda.schedule.gemms import LARGEST_BLOCK
 from jaxmagma.lowering.cuda.schedule.origins import resolvable
 from jaxmagma.lowering.kernel import Declined, Excess, Kernel
 from jaxmagma.lowering.target import Target
-from jaxmagma.plan import Plan, Pointwise, Product
-from jaxmagma.program import Gather
+from jaxmagma.plans import factoring
+from jaxmagma.plans.plan import Plan, Pointwise, Product
+from jaxmagma.programs.functions import COMPLEX_FUNCTIONS
+from jaxmagma.programs.program import Gather
 
 
 BGEMM_TARGET = "jaxmagma_cuda_bgemm"

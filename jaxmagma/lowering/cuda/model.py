@@ -19,7 +19,7 @@ from jaxmagma.lowering.cuda.schedule.sweeps import Gemm, Sweep
 from jaxmagma.lowering.cuda.transfers import transfers_of
 from jaxmagma.lowering.cuda.transfers.streams import streams_of
 from jaxmagma.lowering.kernel import Declined, Excess
-from jaxmagma.plan import Plan
+from jaxmagma.plans.plan import Plan
 
 
 # So many threads keep a multiprocessor busy even if each has work of its own. The compiler must be

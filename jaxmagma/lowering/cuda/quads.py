@@ -7,15 +7,15 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from jaxmagma import parity
 from jaxmagma.lowering.cuda.architectures import Limits
 from jaxmagma.lowering.cuda.matrices import are_held, held_registers
 from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.cuda.schedule import FEW_OCTETS, Schedule, schedules_of
 from jaxmagma.lowering.cuda.schedule.ends import Ends
 from jaxmagma.lowering.cuda.schedule.sweeps import BY_TENSOR_CORES, Sweep, as_mode, live_registers
-from jaxmagma.parity import Halves
-from jaxmagma.plan import Product
+from jaxmagma.plans import parity
+from jaxmagma.plans.parity import Halves
+from jaxmagma.plans.plan import Product
 
 
 # Tensor cores take fibres of so many values or more, if a thread would need more registers than

@@ -26,8 +26,8 @@ from jaxmagma.lowering.cuda.schedule.sweeps import (
     Value,
 )
 from jaxmagma.lowering.cuda.transfers import BEFORE, Transfers
-from jaxmagma.plan import Rearrange
-from jaxmagma.strides import row_major
+from jaxmagma.plans.plan import Rearrange
+from jaxmagma.programs.strides import row_major
 
 
 # Bank conflicts that a value of an element is worth, where there is room for many elements, and

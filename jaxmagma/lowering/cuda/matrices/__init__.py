@@ -14,7 +14,7 @@ from jaxmagma.lowering.cuda.matrices.pieces import Pieces, every_piece
 from jaxmagma.lowering.cuda.parameters import CONSTANT_BYTES
 from jaxmagma.lowering.cuda.schedule import Schedule
 from jaxmagma.lowering.cuda.schedule.sweeps import Move, Sweep
-from jaxmagma.parity import Halves
+from jaxmagma.plans.parity import Halves
 
 
 # Threads read several values of four bytes of a matrix at once, and from shared memory a group.

@@ -6,9 +6,9 @@ import numpy as np
 
 from jaxmagma.lowering.cuda.schedule import Schedule
 from jaxmagma.lowering.cuda.schedule.sweeps import QUAD, Move, Sweep
-from jaxmagma.parity import Halves
-from jaxmagma.plan import Plan
-from jaxmagma.strides import row_major
+from jaxmagma.plans.parity import Halves
+from jaxmagma.plans.plan import Plan
+from jaxmagma.programs.strides import row_major
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from jaxmagma.lowering.cuda.panels.schedule import Schedule, schedules
 from jaxmagma.lowering.cuda.panels.source import pointers_of, source_of, tables_of
 from jaxmagma.lowering.cuda.panels.transfers import Transfers, transfers_of
 from jaxmagma.lowering.cuda.source.tiles import Pointer
-from jaxmagma.plan import Plan
+from jaxmagma.plans.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ first, and the table last.
 import math
 from collections.abc import Iterator
 
-from jaxmagma.labels import letters
-from jaxmagma.plan import Plan, Pointwise, Product, Step, Tile, renumbered
+from jaxmagma.plans.plan import Plan, Pointwise, Product, Step, Tile, renumbered
+from jaxmagma.programs.labels import letters
 
 
 # Shorter axes have components.

@@ -15,11 +15,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
-from jaxmagma.axes import Axis, JoinedAxes
 from jaxmagma.lowering.cuda.panels.association import SHORTEST
-from jaxmagma.plan import Plan, Pointwise, Product, Rearrange
-from jaxmagma.program import Gather, Place, View
-from jaxmagma.strides import box_of, row_major
+from jaxmagma.plans.plan import Plan, Pointwise, Product, Rearrange
+from jaxmagma.programs.axes import Axis, JoinedAxes
+from jaxmagma.programs.program import Gather, Place, View
+from jaxmagma.programs.strides import box_of, row_major
 
 
 # More fields make a kernel that takes minutes to compile.

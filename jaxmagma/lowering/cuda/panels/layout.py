@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxmagma.lowering.cuda.panels.fields import Fields, Multiply, Table
-from jaxmagma.plan import Plan
+from jaxmagma.plans.plan import Plan
 
 
 SQUARE = 64

@@ -27,7 +27,7 @@ from jaxmagma.lowering.cuda.panels.transfers import Staged, Transfers
 from jaxmagma.lowering.cuda.source.notation import lines_of
 from jaxmagma.lowering.cuda.source.text import Text, listed
 from jaxmagma.lowering.cuda.source.tiles import Pointer, operands_of
-from jaxmagma.plan import Plan
+from jaxmagma.plans.plan import Plan
 
 
 def pointers_of(plan: Plan, schedule: Schedule) -> tuple[Pointer, ...]:

@@ -15,7 +15,7 @@ from jaxmagma.lowering.cuda.panels.layout import Layout
 from jaxmagma.lowering.cuda.panels.ownership import Ownership
 from jaxmagma.lowering.cuda.panels.schedule import Schedule
 from jaxmagma.lowering.cuda.parameters import RESERVED_BYTES, WARP
-from jaxmagma.plan import Plan
+from jaxmagma.plans.plan import Plan
 
 
 # Warps of a block: with fewer, tables would stand in shared memory more often than need be.

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmagma import functions
-from jaxmagma.plan import Plan, Pointwise, Product, Step, renumbered
-from jaxmagma.program import Constant, ElementProgram, Gather, Input, Place, View
-from jaxmagma.strides import places
+from jaxmagma.plans.plan import Plan, Pointwise, Product, Step, renumbered
+from jaxmagma.programs import functions
+from jaxmagma.programs.program import Constant, ElementProgram, Gather, Input, Place, View
+from jaxmagma.programs.strides import places
 
 
 def constants_folded(plan: Plan) -> Plan:

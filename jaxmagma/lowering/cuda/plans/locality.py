@@ -10,10 +10,10 @@ If the copy engine brings that in rows (see ``streams``), the fastest axis belon
 slowest one to the first and the last sweep.
 """
 
-from jaxmagma import factoring
-from jaxmagma.plan import Plan, Pointwise, Product
-from jaxmagma.program import ElementProgram, View
-from jaxmagma.strides import row_major
+from jaxmagma.plans import factoring
+from jaxmagma.plans.plan import Plan, Pointwise, Product
+from jaxmagma.programs.program import ElementProgram, View
+from jaxmagma.programs.strides import row_major
 
 
 def planned(program: ElementProgram) -> Plan:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jaxmagma.lowering.cuda.schedule.accumulations import accumulations
-from jaxmagma.plan import Plan, Product, Rearrange, Step, Tile, renumbered
+from jaxmagma.plans.plan import Plan, Product, Rearrange, Step, Tile, renumbered
 
 
 # Blocks of the result of one element that are enough threads for a gemm.

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxmagma.labels import letters
-from jaxmagma.plan import Plan, Product, Step, Tile, renumbered
-from jaxmagma.program import View
-from jaxmagma.strides import box_of, row_major
+from jaxmagma.plans.plan import Plan, Product, Step, Tile, renumbered
+from jaxmagma.programs.labels import letters
+from jaxmagma.programs.program import View
+from jaxmagma.programs.strides import box_of, row_major
 
 
 Place = tuple[int, ...]

@@ -27,8 +27,8 @@ from jaxmagma.lowering.cuda.schedule.sweeps import (
     live_registers,
     made_by,
 )
-from jaxmagma.parity import Halves
-from jaxmagma.plan import Plan
+from jaxmagma.plans.parity import Halves
+from jaxmagma.plans.plan import Plan
 
 
 # A warp that has fibres eight at a time does all of an element, if it need not do so more often.

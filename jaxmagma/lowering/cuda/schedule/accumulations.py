@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from jaxmagma.lowering.cuda.schedule.sweeps import QUAD, Accumulation
-from jaxmagma.plan import Plan, Pointwise, Product
+from jaxmagma.plans.plan import Plan, Pointwise, Product
 
 
 # Rows, and columns, of a piece.

@@ -10,9 +10,9 @@ from collections.abc import Collection
 import numpy as np
 
 from jaxmagma.lowering.cuda.schedule.origins import Strided
-from jaxmagma.plan import Plan, Tile
-from jaxmagma.program import Place
-from jaxmagma.strides import composed_view, places, row_major
+from jaxmagma.plans.plan import Plan, Tile
+from jaxmagma.programs.program import Place
+from jaxmagma.programs.strides import composed_view, places, row_major
 
 
 Destination = tuple[int, Strided]  # an output, and where in it

@@ -19,8 +19,8 @@ from jaxmagma.lowering.cuda.schedule.accumulations import (
 from jaxmagma.lowering.cuda.schedule.destinations import Destination, find_destinations
 from jaxmagma.lowering.cuda.schedule.origins import Origin, origin
 from jaxmagma.lowering.cuda.schedule.sweeps import Accumulation
-from jaxmagma.plan import Plan
-from jaxmagma.program import Gather, View
+from jaxmagma.plans.plan import Plan
+from jaxmagma.programs.program import Gather, View
 
 
 @dataclass(frozen=True)

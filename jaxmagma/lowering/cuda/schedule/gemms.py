@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from jaxmagma.plan import Product, Rearrange
+from jaxmagma.plans.plan import Product, Rearrange
 
 
 # Rows and columns of the block of a gemm that one thread has.

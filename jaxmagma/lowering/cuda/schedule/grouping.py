@@ -22,8 +22,8 @@ from jaxmagma.lowering.cuda.schedule.sweeps import (
     made_by,
     with_products_together,
 )
-from jaxmagma.plan import Pointwise
-from jaxmagma.program import Place
+from jaxmagma.plans.plan import Pointwise
+from jaxmagma.programs.program import Place
 
 
 # Pointwise steps that read more tiles than this do so value by value, with many threads, rather

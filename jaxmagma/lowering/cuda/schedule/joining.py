@@ -15,7 +15,7 @@ from jaxmagma.lowering.cuda.schedule.sweeps import (
     Value,
     words,
 )
-from jaxmagma.plan import Rearrange
+from jaxmagma.plans.plan import Rearrange
 
 
 Names = Mapping[str, str]  # of labels of a step in a sweep: lines, or ALONG

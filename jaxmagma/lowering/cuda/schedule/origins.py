@@ -8,10 +8,10 @@ components of gathered values) is of a copy, which :func:`resolvable` adds to th
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from jaxmagma.labels import letters
-from jaxmagma.plan import Plan, Product, Rearrange, Step, Tile, renumbered
-from jaxmagma.program import Gather, View
-from jaxmagma.strides import row_major
+from jaxmagma.plans.plan import Plan, Product, Rearrange, Step, Tile, renumbered
+from jaxmagma.programs.labels import letters
+from jaxmagma.programs.program import Gather, View
+from jaxmagma.programs.strides import row_major
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from jaxmagma.lowering.cuda.schedule.sweeps import (
     as_mode,
     live_registers,
 )
-from jaxmagma.plan import Plan, Pointwise, Product, Rearrange
-from jaxmagma.program import Gather, Place, View
+from jaxmagma.plans.plan import Plan, Pointwise, Product, Rearrange
+from jaxmagma.programs.program import Gather, Place, View
 
 
 # All fibres of a sweep that are alive at once must fit in a thread's registers; the rest of 255 is

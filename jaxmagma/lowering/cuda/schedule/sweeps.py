@@ -21,9 +21,9 @@ from functools import cached_property
 
 import numpy as np
 
-from jaxmagma.parity import WORTH
-from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, Step
-from jaxmagma.program import Place
+from jaxmagma.plans.parity import WORTH
+from jaxmagma.plans.plan import Plan, Pointwise, Product, Rearrange, Step
+from jaxmagma.programs.program import Place
 
 
 # A fibre in and a fibre out must fit in a thread's registers, of four bytes each; or in those of

@@ -11,8 +11,8 @@ from jaxmagma.lowering.cuda.matrices import GROUP, WORD
 from jaxmagma.lowering.cuda.matrices.pieces import Pieces, pieces_of, whole_of
 from jaxmagma.lowering.cuda.schedule.sweeps import Move, Sweep
 from jaxmagma.lowering.cuda.source.text import Text, listed, shape_of
-from jaxmagma.parity import Halves
-from jaxmagma.strides import row_major
+from jaxmagma.plans.parity import Halves
+from jaxmagma.programs.strides import row_major
 
 
 # Why the constant bank ends in zeros.

@@ -1,6 +1,6 @@
 """A plan in mathematical notation: the comment that a kernel begins with."""
 
-from jaxmagma.plan import Plan, Pointwise, Product, Rearrange, Step
+from jaxmagma.plans.plan import Plan, Pointwise, Product, Rearrange, Step
 
 
 def lines_of(plan: Plan) -> list[str]:

@@ -6,7 +6,7 @@ from jaxmagma.lowering.cuda.blocks import Block
 from jaxmagma.lowering.cuda.schedule.origins import Origin, Strided
 from jaxmagma.lowering.cuda.schedule.sweeps import Assembly, Sweep, made_by
 from jaxmagma.lowering.cuda.source.text import offset
-from jaxmagma.strides import row_major
+from jaxmagma.programs.strides import row_major
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from jaxmagma.lowering.cuda.schedule.gemms import blocking_of
 from jaxmagma.lowering.cuda.schedule.sweeps import Accumulation, Gemm
 from jaxmagma.lowering.cuda.source.places import Places
 from jaxmagma.lowering.cuda.source.text import Text, linear, listed, loop_names, shape_of
-from jaxmagma.plan import Rearrange
+from jaxmagma.plans.plan import Rearrange
 
 
 def print_gemm(text: Text, places: Places, stage: Gemm) -> None:

@@ -17,7 +17,7 @@ from jaxmagma.lowering.cuda.source.places import Places
 from jaxmagma.lowering.cuda.source.registers import POINT, Registers
 from jaxmagma.lowering.cuda.source.streams import Streams
 from jaxmagma.lowering.cuda.source.text import Text, listed, shape_of
-from jaxmagma.plan import Pointwise, Product, Rearrange
+from jaxmagma.plans.plan import Pointwise, Product, Rearrange
 
 
 def print_sweep(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from jaxmagma.lowering.cuda.blocks import Block
 from jaxmagma.lowering.cuda.source.text import Text, shape_of
-from jaxmagma.plan import Plan
+from jaxmagma.plans.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.cuda.schedule import Schedule
 from jaxmagma.lowering.cuda.schedule.sweeps import Assembly, made_by
 from jaxmagma.lowering.cuda.transfers.streams import Stream
-from jaxmagma.program import Gather
+from jaxmagma.programs.program import Gather
 
 
 # The stage before the first one.

@@ -13,8 +13,8 @@ from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.cuda.schedule import Schedule
 from jaxmagma.lowering.cuda.schedule.origins import Origin
 from jaxmagma.lowering.cuda.schedule.sweeps import ALONG, QUAD, Sweep, Value
-from jaxmagma.plan import Plan
-from jaxmagma.strides import row_major
+from jaxmagma.plans.plan import Plan
+from jaxmagma.programs.strides import row_major
 
 
 # Rows of a multiple of so many values meet in banks, whichever lines quads have.

@@ -1,0 +1,1 @@
+"""What tells users about a call."""

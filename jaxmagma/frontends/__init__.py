@@ -1,0 +1,1 @@
+"""From equations and functions of one element to programs."""

@@ -1,0 +1,540 @@
+"""Runs the jaxpr of one element: as one program, or as several with plain JAX between them.
+
+Equations are read into a program as long as they are operations of one.  At one that is not, the
+program ends: its results are computed, plain JAX evaluates the equation, and a new program begins.
+A condition that is the same for all elements is such an equation, with a program in each branch.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
+from jax.extend.core.primitives import convert_element_type_p
+
+from jaxmagma.frontends.conditions import Kind
+from jaxmagma.frontends.derivatives import with_rules
+from jaxmagma.frontends.index import Gathered
+from jaxmagma.frontends.lines import Line, Lines, Variable, differentiated, inlined, variables
+from jaxmagma.frontends.loops import are_loops
+from jaxmagma.jaxpr import (
+    Reader,
+    Tile,
+    Unsupported,
+    applied,
+    evaluated,
+    inner_jaxpr,
+    is_empty,
+    is_extended,
+    is_pure,
+    makes_table,
+)
+from jaxmagma.plans.capacity import can_be_constant, surely_fits, too_large, traced_once
+from jaxmagma.plans.plan import one_by_one, plan
+from jaxmagma.primitives import primitive
+from jaxmagma.programs import integers
+from jaxmagma.programs.builder import Builder
+from jaxmagma.programs.fallback import SYMBOLIC, PlainCall, is_symbolic, tell
+from jaxmagma.programs.normal import normal_form
+from jaxmagma.programs.precisions import is_narrower
+from jaxmagma.programs.program import Input, Output
+
+
+# The folders whose lines are not the user's.
+_LIBRARIES = tuple(f"{x}/" for x in (Path(jax.__file__).parent, Path(__file__).parent.parent))
+
+Operand = Any  # an array, or Gathered
+
+
+# ---- Segments ------------------------------------------------------------------------------------
+
+
+class _Use(Enum):
+    """What an array is to a program."""
+
+    VALUE = "a tile"
+    PLACE = "places in a tile"
+    INDEX = "what a global vector is gathered by"
+
+
+@dataclass(frozen=True, eq=False)
+class _Argument:
+    """An array that is an argument of a program, and as what."""
+
+    number: int
+    array: jax.Array
+    dtype: np.dtype
+    limits: integers.Bounds | None  # of integers
+
+    @property
+    def converted(self) -> Callable[[jax.Array], jax.Array]:
+        """The conversion of such arrays by plain JAX; it keeps none of them."""
+        return functools.partial(_as_number, dtype=self.dtype, limits=self.limits)
+
+
+def _as_number(x: jax.Array, dtype: np.dtype, limits: integers.Bounds | None) -> jax.Array:
+    if x.dtype == dtype:
+        return x
+    if limits is not None and not integers.are_in(integers.of_dtype(x.dtype), limits):
+        x = jnp.clip(x, *limits)
+    return x.astype(dtype)
+
+
+def _places(equation: JaxprEqn) -> range:
+    """Which operands of an equation are places in tiles, those beyond which are all alike."""
+    name, count = equation.primitive.name, len(equation.invars)
+    if name in ("dynamic_slice", "dynamic_update_slice"):
+        return range(1 if name == "dynamic_slice" else 2, count)
+    return range(1, 2) if name == "gather" or name.startswith("scatter") else range(0)
+
+
+class _Segment:
+    """A program in the making, the lines it is made of, and the arrays that are its arguments."""
+
+    def __init__(self, dtype: np.dtype) -> None:
+        self.reader = Reader(Builder(0), dtype)
+        self._lines: list[tuple[Line, list[Any]]] = []  # and operands: known, or their numbers
+        self._operands: list[Operand] = []
+        self._kinds: list[Kind] = []
+        self._numbers: dict[int, int] = {}  # of the operands, by identity
+        self._inputs: dict[tuple[int, _Use], _Argument] = {}  # by identity, and what they are to be
+
+    def add(self, line: Line, operands: Sequence[Any]) -> list[Any]:
+        """The results of a line in the program; raises ``Unsupported``."""
+        places = _places(line.equation)
+        read = [
+            self.tile(x, _Use.PLACE if n in places else _Use.VALUE) for n, x in enumerate(operands)
+        ]
+        results = self.reader.equation(line.equation, read)
+        if not any(isinstance(x, Tile) for x in results):
+            return list(results)  # known, so no line of the program
+        numbers = [
+            self._number(x, kind) if isinstance(x, jax.Array | Gathered) else x
+            for x, kind in zip(operands, line.kinds, strict=True)
+        ]
+        self._lines.append((line, numbers))
+        return list(results)
+
+    def tile(self, x: Any, use: _Use = _Use.VALUE) -> Any:
+        """An operand as the reader wants it."""
+        if isinstance(x, Gathered):
+            vector, index = self._input(x.vector), self._input(x.index, _Use.INDEX)
+            tables = [self._input(table, _Use.INDEX) for table in x.tables]
+            return Tile(self.reader.builder.gather(vector, index, tables, x.atomic))
+        return Tile(self._input(x, use)) if isinstance(x, jax.Array) else x
+
+    def _number(self, operand: Operand, kind: Kind) -> "_Number":
+        number = self._numbers.setdefault(id(operand), len(self._operands))
+        if number == len(self._operands):
+            self._operands.append(operand)
+            self._kinds.append(kind)
+        self._kinds[number] = max(kind, self._kinds[number])
+        return _Number(number)
+
+    def _input(self, array: jax.Array, use: _Use = _Use.VALUE) -> int:
+        """The number of an array in the program; raises ``Unsupported``."""
+        own = self.reader.dtype
+        if is_extended(array.dtype):
+            raise Unsupported(f"an array of {array.dtype} in a program of {own}")
+        dtype, limits = np.dtype(array.dtype), None
+        if dtype.kind in "iu" and dtype != own and use != _Use.INDEX:
+            limits = integers.of_dtype(dtype)
+            exact = integers.are_exact(limits, own)
+            if use == _Use.PLACE and not exact:
+                # What is beyond all tiles is so when it is nearer.
+                most = integers.largest(own)
+                limits = max(limits[0], -most), min(limits[1], most)
+            elif not exact:
+                raise Unsupported(f"an array of {dtype} in a program of {own}")
+            else:
+                use = _Use.VALUE
+        elif dtype.kind != "b" and dtype != (np.int32 if use == _Use.INDEX else own):
+            if not is_narrower(dtype, own):
+                raise Unsupported(f"an array of {dtype} in a program of {own}")
+        key = id(array), use
+        if key not in self._inputs:
+            made = np.dtype(np.int32) if use == _Use.INDEX else own
+            number = self.reader.builder.input(Input((), jnp.shape(array), made))
+            self._inputs[key] = _Argument(number, array, made, limits)
+            if limits is not None:
+                self.reader.bounded(Tile(number), limits)
+        return self._inputs[key].number
+
+    def run(self, results: Sequence[Tile], variables: Sequence[Variable] = ()) -> list[jax.Array]:
+        """The values of some tiles, those of ``variables`` of the lines; raises ``TooLarge``."""
+        if not results:
+            return []
+        values = list(dict.fromkeys(x.value for x in results))
+        built = self.reader.builder.build([Output(x, ()) for x in values])
+        normal, _ = normal_form(built.program)
+        if not surely_fits(normal):
+            # What fits one contraction after the other, which is soon found, is not too large.
+            reason = too_large(one_by_one(normal)) and too_large(plan(normal))
+            if reason:
+                raise TooLarge(reason)
+        given = {x.number: x for x in self._inputs.values()}
+        inputs = [given[n] for n in built.inputs if n in given]
+        arguments = [x.array for x in inputs]
+        conversions = [x.converted for x in inputs]
+        dtype = self.reader.dtype
+
+        def fused(*arguments: jax.Array) -> list[jax.Array]:
+            typed = (convert(x) for convert, x in zip(conversions, arguments, strict=True))
+            found = dict(zip(values, primitive.apply(built.program, *typed), strict=True))
+            return [found[x.value] for x in results]
+
+        ruled = differentiated([line for line, _ in self._lines], variables)
+        if not any(line.has_own_derivative for line in ruled):
+            return fused(*arguments)
+        numbers = {id(x): n for n, x in enumerate(jax.tree.leaves(self._operands))}
+        wanted = [numbers[id(x)] for x in arguments]
+        plain = self._plain(variables)
+
+        def fused_of(*operands: Operand) -> list[jax.Array]:
+            leaves = jax.tree.leaves(operands)
+            return fused(*(leaves[n] for n in wanted))
+
+        return with_rules(
+            fused_of,
+            lambda *values: [jnp.asarray(x, dtype) for x in plain(*values)],
+            self._operands,
+            self._kinds,
+            evaluate,
+        )
+
+    def plain(self, variables: Sequence[Variable]) -> list[jax.Array]:
+        """The values of variables of the lines, by plain JAX."""
+        return self._plain(variables)(*_arrays(self._operands))
+
+    def _plain(self, variables: Sequence[Variable]) -> Callable[..., list[jax.Array]]:
+        """The same as a function of the values of the operands."""
+        lines = self._lines
+
+        def function(*values: jax.Array) -> list[jax.Array]:
+            found: dict[Any, jax.Array] = {}
+            for line, operands in lines:
+                given = [
+                    found[x]
+                    if isinstance(own, Tile)
+                    else values[own.number]
+                    if isinstance(own, _Number)
+                    else own
+                    for x, own in zip(line.operands, operands, strict=True)
+                ]
+                found.update(zip(line.results, applied(line.equation, given), strict=True))
+            return [found[x] for x in variables]
+
+        return function
+
+
+@dataclass(frozen=True)
+class _Number:
+    """Of an operand of a segment."""
+
+    number: int
+
+
+class TooLarge(Exception):
+    """Why a program is none."""
+
+
+def read(x: Gathered) -> jax.Array:
+    """What an element gathers, by a program of its own."""
+    segment = _Segment(np.dtype(x.vector.dtype))
+    (result,) = segment.run([segment.tile(x)])
+    return result
+
+
+def _arrays(operands: Sequence[Operand]) -> list[jax.Array]:
+    return [read(x) if isinstance(x, Gathered) else x for x in operands]
+
+
+def run_function(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.Array]:
+    """The results of the function of an element, in XLA's own loops where these are as fast."""
+    kinds = [Kind.MAPPED] * len(operands)
+    lines, platform = inlined(closed, kinds), jax.default_backend()
+    # On a GPU a kernel gathers for itself; a CPU gathers first in any case.
+    arrays = platform == "cpu" or not any(isinstance(x, Gathered) for x in operands)
+    if arrays and are_loops(lines, platform):
+        tell(PlainCall("XLA's loops for it are as fast as a kernel"))
+        return list(jaxpr_as_fun(closed)(*_arrays(operands)))
+    return _run(lines, closed, operands)
+
+
+def run(closed: ClosedJaxpr, operands: Sequence[Operand], kinds: Sequence[Kind]) -> list[jax.Array]:
+    """The results of a jaxpr of one element; ``kinds`` are those of the operands."""
+    return _run(inlined(closed, kinds), closed, operands)
+
+
+def _run(lines: Lines, closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.Array]:
+    symbolic = any(map(is_symbolic, _shapes(lines)))
+    if symbolic or _dtype(lines) is None:
+        tell(PlainCall(SYMBOLIC if symbolic else "it computes with no floating-point numbers"))
+        results = jaxpr_as_fun(closed)(*_arrays(operands))
+        return [_typed(x, own) for x, own in zip(results, closed.out_avals, strict=True)]
+    results = evaluate(lines, operands)
+    return [
+        array if isinstance(x, Variable) else _typed(array, own)
+        for x, array, own in zip(lines.results, results, closed.out_avals, strict=True)
+    ]
+
+
+def evaluate(lines: Lines, operands: Sequence[Operand], single: bool = False) -> list[jax.Array]:
+    """The results of lines, as one program if ``single``; where that is none, ``Unsupported``."""
+    dtype = _dtype(lines)
+    lines = _in_turns(lines, dtype)
+    last_use = {
+        x: n for n, line in enumerate(lines.lines) for x in line.operands if isinstance(x, Variable)
+    }
+    last_use.update((x, len(lines.lines)) for x in lines.results if isinstance(x, Variable))
+    # What is known of each variable: a tile of the segment, an array, a known array, or Gathered.
+    values: dict[Variable, Any] = dict(zip(lines.parameters, operands, strict=True))
+    unknown = (Tile, Gathered, jax.Array)
+    segment = _Segment(dtype)
+    constants: set[Variable] = set()  # that programs have computed of constants alone
+    mapped = [values[x] for x in lines.parameters if x.kind == Kind.MAPPED][:1]
+    baked = traced_once()
+
+    def value(x: Any) -> Any:
+        found = values[x] if isinstance(x, Variable) else x
+        if isinstance(found, Tile | Gathered):
+            return found
+        if not isinstance(found, jax.Array):
+            return np.asarray(found) if found is x else found
+        if is_empty(found):
+            return np.zeros(found.shape, found.dtype)
+        constant = found is x and baked and can_be_constant(x) and not is_extended(x.dtype)
+        return np.asarray(x) if constant else found
+
+    def given(x: Any) -> Any:
+        """The same for plain JAX, to which an array without values is mapped, and has tangents."""
+        found = values[x] if isinstance(x, Variable) else x
+        return found if isinstance(found, jax.Array) and is_empty(found) else value(x)
+
+    def of_each(x: Any, array: Any) -> Any:
+        """An array as one of each element, if vmap has it so; it may be known all the same."""
+        if not isinstance(x, Variable) or x.kind != Kind.MAPPED or not mapped:
+            return array
+        known = not isinstance(array, jax.Array) or x in constants
+        return _as_mapped(array, *_arrays(mapped)) if known else array
+
+    def finish(line: int) -> None:
+        """Ends the segment before a line: what is needed from there on becomes arrays."""
+        nonlocal segment
+        tiles = {
+            x: tile
+            for x, tile in values.items()
+            if isinstance(tile, Tile) and last_use.get(x, -1) >= line
+        }
+        try:
+            arrays = segment.run(list(tiles.values()), list(tiles))
+        except TooLarge as reason:
+            if single:
+                raise Unsupported(str(reason)) from None
+            tell(PlainCall(str(reason)))
+            values.update(zip(tiles, segment.plain(list(tiles)), strict=True))
+        else:
+            for (x, tile), array in zip(tiles.items(), arrays, strict=True):
+                values[x] = _as_dtype(array, x.aval.dtype)
+                if segment.reader.builder.is_known(tile.value):
+                    constants.add(x)
+        segment = _Segment(dtype)
+
+    for number, line in enumerate(lines.lines):
+        found = [value(x) for x in line.operands]
+        try:
+            if not lines.plainly.isdisjoint(line.results):
+                raise Unsupported("a solver in a derivative")
+            if _is_outside(found):
+                raise Unsupported("arithmetic of integers that operands are")
+            if any(isinstance(x, unknown) for x in found) or makes_table(line.equation, dtype):
+                made: Sequence[Any] = segment.add(line, found)
+            else:
+                made = evaluated(line.equation, found)
+        except Unsupported as reason:
+            moves, ends = all(map(_is_integer, found)), any(isinstance(x, Tile) for x in found)
+            if single and (ends or not moves):
+                raise
+            if not moves:
+                tell(PlainCall(f"{_place(line)}: {reason}"))
+            if ends:
+                finish(number)
+            arrays = _arrays([given(x) for x in line.operands])
+            if not is_pure(line.equation):  # what happens does so once for each element
+                arrays = [of_each(*x) for x in zip(line.operands, arrays, strict=True)]
+            made = _applied(line, arrays)
+        values.update(zip(line.results, made, strict=True))
+
+    finish(len(lines.lines))
+    arrays = _arrays([value(x) for x in lines.results])
+    arrays = [of_each(*x) for x in zip(lines.results, arrays, strict=True)]
+    return [
+        _typed(array, x.aval) if isinstance(x, Variable) else jnp.asarray(array)
+        for x, array in zip(lines.results, arrays, strict=True)
+    ]
+
+
+# ---- What is no operation of a program -----------------------------------------------------------
+
+
+def _applied(line: Line, operands: Sequence[Any]) -> list[jax.Array]:
+    """The results of a line by plain JAX, with programs in the branches and calls in it."""
+    equation = line.equation
+    if equation.primitive.name == "cond" and set(equation.params) == {"branches"}:
+        return _branched(line, *operands)
+    inner = inner_jaxpr(equation)
+    if inner is not None and not equation.effects:
+        return _with_own_rule(line, operands, inner)
+    return applied(equation, operands)
+
+
+def _with_own_rule(line: Line, operands: Sequence[Any], inner: ClosedJaxpr) -> list[jax.Array]:
+    """The results of a call with a rule of its own, of which parts are programs."""
+    arrays = [n for n, x in enumerate(operands) if isinstance(x, jax.Array)]
+    others = {n: x for n, x in enumerate(operands) if n not in arrays}
+
+    def whole(values: Sequence[Any]) -> list[Any]:
+        found = others | dict(zip(arrays, values, strict=True))
+        return [found[n] for n in range(len(operands))]
+
+    return with_rules(
+        lambda *xs: run(inner, whole(xs), line.kinds),
+        lambda *xs: applied(line.equation, whole(xs)),
+        [operands[n] for n in arrays],
+        [line.kinds[n] for n in arrays],
+        evaluate,
+    )
+
+
+def _branched(line: Line, which: Any, *operands: Any) -> list[jax.Array]:
+    branches = [
+        functools.partial(run, branch, kinds=line.kinds[1:])
+        for branch in line.equation.params["branches"]
+    ]
+    if not isinstance(which, jax.core.Tracer):
+        return branches[int(np.clip(which, 0, len(branches) - 1))](operands)
+    return list(jax.lax.switch(which, [lambda *xs, f=f: f(xs) for f in branches], *operands))
+
+
+def _is_outside(operands: Sequence[Any]) -> bool:
+    """Whether a line is of integers that depend on none of the program's values.
+
+    What JAX makes of these is an operand, and splits no program, whatever it is.
+    """
+    arrays = [x for x in operands if isinstance(x, jax.Array)]
+    return all(map(_is_integer, operands)) and any(x.dtype != bool for x in arrays)
+
+
+def _is_integer(x: Any) -> bool:
+    known = isinstance(x, jax.Array | np.ndarray)
+    return known and (x.dtype == bool or jnp.issubdtype(x.dtype, jnp.integer))
+
+
+def _shapes(lines: Lines) -> Iterator[tuple[Any, ...]]:
+    values = [x for line in lines.lines for x in [*line.operands, *line.results]]
+    for x in [*lines.parameters, *values]:
+        yield getattr(x.aval, "shape", ()) if isinstance(x, Variable) else np.shape(x)
+
+
+def _dtype(lines: Lines) -> Any:
+    """The dtype that most values are computed in; None if there are no floating-point numbers.
+
+    It is no wider one for the sake of a few values: those of a narrower dtype are rounded, but what
+    is wider is left to plain JAX.
+    """
+    unknown = lines.depending(lines.parameters)
+    results = [x for line in lines.lines for x in line.results]
+    moved = {
+        x
+        for line in lines.lines
+        if line.equation.primitive.name == "convert_element_type"
+        for x in line.results
+    }
+    moving = [x for x in [*results, *lines.parameters] if x in unknown]
+    # A number of Python's has the dtype of what it meets.
+    strong = [x for x in moving if not getattr(x.aval, "weak_type", False)]
+    made = set(strong).difference(lines.parameters, moved)
+    computed = [x for x in results if x in made]
+    for some in (computed, strong, moving, results):
+        counts: dict[np.dtype, int] = {}
+        for x in some:
+            dtype = getattr(x.aval, "dtype", np.int32)
+            if jnp.issubdtype(dtype, jnp.inexact):
+                own = np.dtype(dtype)
+                counts[own] = counts.get(own, 0) + math.prod(x.aval.shape)
+        if counts:
+            return max(counts, key=lambda x: (counts[x], x.itemsize))
+    return None
+
+
+def _in_turns(lines: Lines, dtype: Any) -> Lines:
+    """The same with what is of a dtype that the program has not done together.
+
+    So a program does not end where a value is converted that is needed no more, or later.
+    """
+    if dtype is None or not all(is_pure(x.equation) for x in lines.lines):
+        return lines
+    turns: dict[Variable, int] = {}  # even ones are those of programs
+
+    def is_other(x: Any) -> bool:
+        own = x.aval.dtype if isinstance(x, Variable) else x.dtype
+        other = jnp.issubdtype(own, np.inexact) and own != dtype
+        return bool(other and not is_narrower(own, dtype))
+
+    def turn(line: Line) -> int:
+        last = max((turns.get(x, -1) for x in variables(line.operands)), default=-1)
+        other = any(map(is_other, [*variables(line.operands), *line.results]))
+        found = last + (last % 2 != other)
+        turns.update(dict.fromkeys(line.results, found))
+        return found
+
+    keys = [turn(line) for line in lines.lines]
+    if all(before <= after for before, after in itertools.pairwise(keys)):
+        return lines
+    order = sorted(range(len(keys)), key=lambda n: keys[n])
+    return replace(lines, lines=[lines.lines[n] for n in order])
+
+
+def _as_dtype(array: jax.Array, dtype: Any) -> jax.Array:
+    """A value of a program as what it is to JAX: truth values are numbers in a program."""
+    if array.dtype == dtype:
+        return array
+    if jnp.iscomplexobj(array) and not jnp.issubdtype(dtype, np.complexfloating):
+        array = array.real
+    return array != 0 if np.dtype(dtype).kind == "b" else array.astype(dtype)
+
+
+def _typed(array: Any, own: Any) -> jax.Array:
+    """A result as an array of the dtype it has in JAX, weak where it is."""
+    if is_extended(own.dtype):
+        return array
+    array = jnp.asarray(array, own.dtype)
+    if bool(own.weak_type) == bool(jax.typeof(array).weak_type):
+        return array
+    return convert_element_type_p.bind(
+        array, new_dtype=np.dtype(own.dtype), weak_type=bool(own.weak_type), sharding=None
+    )
+
+
+def _as_mapped(known: Any, mapped: jax.Array) -> jax.Array:
+    """A known value, as one of each element: vmap takes it for a result that differs."""
+    if is_extended(mapped.dtype):
+        mapped = jax.random.key_data(mapped)
+    return jax.lax.select(jnp.any(mapped != 0), jnp.asarray(known), jnp.asarray(known))
+
+
+def _place(line: Line) -> str:
+    """Where in the user's source an equation comes from."""
+    traceback: Any = line.site.source_info.traceback
+    for frame in traceback.frames if traceback else ():
+        if not frame.file_name.startswith(_LIBRARIES):
+            return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
+    return "unknown line"

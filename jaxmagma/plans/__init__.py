@@ -1,0 +1,1 @@
+"""In which order the contractions of a program are done."""

@@ -1,0 +1,1 @@
+"""Programs as operations of JAX: their derivatives, their batching, their sharding."""

@@ -1,0 +1,1 @@
+"""What one element computes, as a sequence of operations on tiles."""

@@ -1,0 +1,140 @@
+"""Pointwise functions of zeros, ones and known numbers, as what they are without computing.
+
+A zero counts only where it is one by structure, because nothing was ever put there, or added:
+infinity times a zero among values is no zero.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmagma.programs.functions import ROUNDINGS
+from jaxmagma.programs.program import Input, Map, Operation, Terms
+
+
+# What an operation is instead: a function, or none, of these operands; None if nothing is simpler.
+Simpler = tuple[str | None, Terms] | None
+ZERO: Simpler = ("zero", ())
+
+
+class Values(Protocol):
+    """What is known of the values of a program."""
+
+    def known(self, value: int) -> np.ndarray | None: ...
+    def is_zero(self, value: int) -> bool: ...
+    def operation(self, value: int) -> Input | Operation: ...
+    def constant(self, array: np.ndarray) -> int: ...
+
+
+def simpler(values: Values, function: str, terms: Terms) -> Simpler:
+    """What a function of such operands is, if no operation or a simpler one is enough."""
+    rule = _RULES.get(function)
+    return None if rule is None else rule(values, terms)
+
+
+def is_all(values: Values, value: int, number: int) -> bool:
+    """Whether a value is a constant, all of whose entries are that number."""
+    known = values.known(value)
+    return known is not None and bool((known == number).all())
+
+
+def _factor(values: Values, term: tuple[int, str]) -> tuple[np.ndarray, tuple[int, str]] | None:
+    """The factor and the rest, if a value is something times a known number."""
+    value, labels = term
+    operation = values.operation(value)
+    if not isinstance(operation, Map) or operation.function != "mul":
+        return None
+    for (number, _), (x, own) in (operation.terms, operation.terms[::-1]):
+        factor = values.known(number)
+        if factor is not None and not factor.shape and len(own) == len(labels):
+            names = dict(zip(operation.output, labels, strict=True))
+            return factor, (x, "".join(names[y] for y in own))
+    return None
+
+
+# ---- A rule for each function --------------------------------------------------------------------
+
+
+def _sum(values: Values, terms: Terms) -> Simpler:
+    left, right = terms
+    if values.is_zero(left[0]) and values.is_zero(right[0]):
+        return ZERO
+    if is_all(values, right[0], 0):
+        return None, [left]
+    return (None, [right]) if is_all(values, left[0], 0) else None
+
+
+def _difference(values: Values, terms: Terms) -> Simpler:
+    left, right = terms
+    if values.is_zero(left[0]):
+        return ZERO if values.is_zero(right[0]) else ("neg", [right])
+    return (None, [left]) if is_all(values, right[0], 0) else None
+
+
+def _negative(values: Values, terms: Terms) -> Simpler:
+    ((value, labels),) = terms
+    if values.is_zero(value):
+        return ZERO
+    operation = values.operation(value)
+    if not isinstance(operation, Map) or operation.function != "neg":
+        return None
+    ((negated, own),) = operation.terms
+    names = dict(zip(operation.output, labels, strict=True))
+    return None, [(negated, "".join(names[x] for x in own))]
+
+
+def _product(values: Values, terms: Terms) -> Simpler:
+    for one, other in (terms, terms[::-1]):
+        number = values.known(one[0])
+        if values.is_zero(one[0]):
+            return ZERO
+        if number is None or number.shape:
+            continue
+        if number == 1:
+            return None, [other]
+        scaled = _factor(values, other)
+        if scaled is not None:
+            factor, rest = scaled
+            with np.errstate(all="ignore"):
+                product = np.asarray(number * factor)
+            if np.isfinite(product) and np.abs(product) >= jnp.finfo(product.dtype).tiny:
+                return "mul", [(values.constant(product), ""), rest]
+    return None
+
+
+def _quotient(values: Values, terms: Terms) -> Simpler:
+    left, right = terms
+    if values.is_zero(left[0]):
+        return ZERO
+    return (None, [left]) if is_all(values, right[0], 1) else None
+
+
+def _choice(values: Values, terms: Terms) -> Simpler:
+    which = values.known(terms[0][0])
+    if which is None or which.shape:
+        return None
+    return None, [terms[2] if which else terms[1]]
+
+
+def _rounding(function: str) -> Callable[[Values, Terms], Simpler]:
+    def rule(values: Values, terms: Terms) -> Simpler:
+        if values.is_zero(terms[0][0]):
+            return ZERO
+        operation = values.operation(terms[0][0])
+        done = isinstance(operation, Map) and operation.function == function
+        return (None, terms) if done else None
+
+    return rule
+
+
+_RULES: dict[str, Callable[[Values, Terms], Simpler]] = {
+    "add": _sum,
+    "sub": _difference,
+    "neg": _negative,
+    "mul": _product,
+    "div": _quotient,
+    "select": _choice,
+    **{x: _rounding(x) for x in ROUNDINGS.values()},
+}
