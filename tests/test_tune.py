@@ -477,7 +477,7 @@ def test_candidates_compile(
         return found
 
     monkeypatch.setattr(machine, "resources", resources)
-    space = Space((one("min_blocks", None, 2, 16), one("fetch", 1, 2), one("threads", None, 256)))
+    space = Space((one("min_blocks", None, 2, 8), one("fetch", 1, 2), one("threads", None, 256)))
     found = search(machine, space, workers=2)
     assert all(0 < x["registers"] <= 255 and x["local"] >= 0 for x in read.values())
     spilled = [x for x in read.values() if x["local"] > 0]

@@ -15,6 +15,7 @@ If the result is only summed over elements, it is an ``Accumulation``: warps own
 """
 
 import math
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -383,16 +384,20 @@ def _reads(move: Move, others: Iterable[Move]) -> bool:
 
 def with_products_together(sweep: Sweep, most: int) -> Sweep:
     """The sweep with products of one matrix behind each other: each reads the matrix once."""
-    left, moves = [*sweep.moves], []
+    left, moves = deque(sweep.moves), []
     while left:
-        first = left.pop(0)
+        first = left.popleft()
         moves.append(first)
-        others: list[Move] = []
-        waiting: list[Move] = []
+        if first.matrix is None:
+            continue
+        together, waiting, made = 1, deque[Move](), {first.result}
         for move in left:
-            joins = _share(move, first) and len(others) < most - 1
-            (others if joins and not _reads(move, [first, *waiting]) else waiting).append(move)
-        moves += others
+            if together < most and _share(move, first) and made.isdisjoint(move.operands):
+                moves.append(move)
+                together += 1
+            else:
+                waiting.append(move)
+                made.add(move.result)
         left = waiting
     return replace(sweep, moves=tuple(moves), together=most)
 
