@@ -878,7 +878,7 @@ np.testing.assert_array_equal(run(found.attributes["plan"]), once)
 
 
 def sweep() -> str:
-    """Some of everything; the instruction set that did it."""
+    """Some of everything, large enough for several threads; the sums' bits as text."""
     rng = np.random.default_rng(0)
     for dtype in DTYPES:
         for n in (1, 2, 3, 5, 8):
@@ -895,20 +895,14 @@ def sweep() -> str:
     for n in (3, 16):  # beyond the caches
         u = random(rng, ((36 << 20) // (24 * n * n), n, n), "float64")
         check_einsum("eij,ejk->eik", "e", u, u)
-    sums()
-    return native_name()
-
-
-def sums() -> str:
-    """The bits of some that are large enough for several threads, as text."""
-    rng, bits = np.random.default_rng(0), []
+    bits = []
     for elements, n in [(20_011, 3), (5_000, 7)]:
         u, v = random(rng, (elements, n, n), "float64"), random(rng, (elements, n, n), "float64")
         program, arguments = einsum_program("eij,ejk->ik", "e", (u, v))
         (total,) = call(program, *arguments)
         np.testing.assert_allclose(total, np.einsum("eij,ejk->ik", u, v), rtol=0, atol=1e-9)
         bits.append(np.asarray(total).tobytes().hex())
-    return " ".join(bits)
+    return native_name() + " " + " ".join(bits)
 
 
 def native_name() -> str:
@@ -928,9 +922,9 @@ def run_elsewhere(*command: str, **env: str) -> str:
     return done.stdout.strip()
 
 
-def elsewhere(function: Callable[[], str], **env: str) -> str:
-    """The result of one of these functions in a process with other environment variables."""
-    return run_elsewhere(__file__, function.__name__, **env)
+def sweep_elsewhere(**env: str) -> str:
+    """The result of ``sweep`` in a process with other environment variables."""
+    return run_elsewhere(__file__, **env)
 
 
 @functools.cache
@@ -963,15 +957,15 @@ def test_unknown_instruction_set_is_an_error() -> None:
 def test_instruction_sets(name: str) -> None:
     found = instruction_sets(name)
     if found == name:
-        assert elsewhere(sweep, JAXMAGMA_CPU_ISA=name) == name
+        assert sweep_elsewhere(JAXMAGMA_CPU_ISA=name).split()[0] == name
     else:
         assert "this processor lacks" in found or "is no instruction set" in found
 
 
 @pytest.mark.slow
 def test_sums_do_not_depend_on_the_number_of_threads() -> None:
-    results = {elsewhere(sums, PJRT_NPROC=str(threads)) for threads in (1, 7)}
-    assert results == {sums()}
+    results = {sweep_elsewhere(PJRT_NPROC=str(threads)) for threads in (1, 7)}
+    assert results == {sweep()}
 
 
 def test_many_calls_at_once() -> None:
@@ -1034,4 +1028,4 @@ def test_calls_leave_no_memory_behind() -> None:
 
 if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)
-    print({"sweep": sweep, "sums": sums}[sys.argv[1]]())
+    print(sweep())

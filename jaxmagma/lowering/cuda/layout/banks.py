@@ -84,7 +84,7 @@ class Candidates:
 
     @property
     def banks(self) -> int:
-        return max(1, BYTES_AT_A_TIME // self.itemsize)
+        return _served_together(self.itemsize)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -117,7 +117,12 @@ def conflicts_at(access: Access, strides: tuple[int, ...], element: int, itemsiz
     """Those that a stage meets in a tile of such strides."""
     where = _coordinates(access, len(strides), 1)
     addresses = np.array([[element, *strides, 0.0]]) @ where.T
-    return int(_conflicts(addresses, max(1, BYTES_AT_A_TIME // itemsize))[0])
+    return int(_conflicts(addresses, _served_together(itemsize))[0])
+
+
+def _served_together(itemsize: int) -> int:
+    """Threads, by the bytes of a value."""
+    return max(1, BYTES_AT_A_TIME // itemsize)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -126,7 +131,7 @@ def pieces(access: Access, strides: Strides, elements: int, itemsize: int) -> in
     where = _coordinates(access, len(strides.axes), elements)
     places = where @ np.array([strides.element, *strides.axes, 0.0])
     found = places * itemsize // BYTES_AT_A_TIME
-    group = max(1, BYTES_AT_A_TIME // itemsize)
+    group = _served_together(itemsize)
     return sum(len(set(found[n : n + group].tolist())) for n in range(0, len(found), group))
 
 

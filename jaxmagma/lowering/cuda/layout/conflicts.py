@@ -21,7 +21,6 @@ from jaxmagma.lowering.cuda.schedule.sweeps import (
     Accumulation,
     Assembly,
     Gemm,
-    Stage,
     Sweep,
     Value,
 )
@@ -72,9 +71,11 @@ def _possible_spreads(transfers: Transfers, ownership: Ownership) -> dict[int, t
     """Of sweeps, by their positions: which lines neighbours may have, where there is a choice."""
     found: dict[int, tuple[int, ...]] = {}
     for position, stage in enumerate(transfers.schedule.stages):
-        if ownership.elements > 1 and _may_stand_across(ownership, stage):
+        if not isinstance(stage, Sweep):
+            continue
+        if ownership.elements > 1 and not (stage.light or ownership.packs(stage)):
             found[position] = (1, spreads.ACROSS)
-        if isinstance(stage, Sweep) and stage.lanes > 1:
+        if stage.lanes > 1:
             fibres, most = ownership.fibres(stage), max(spreads.SPREADS)
             if transfers.schedule.ends.dtype.kind != "f":
                 most = 1  # shared memory serves two quads of complex values at a time
@@ -83,11 +84,6 @@ def _possible_spreads(transfers: Transfers, ownership: Ownership) -> dict[int, t
             possible = spreads.possible(ownership.elements * stage.count, fibres)
             found[position] = tuple(x for x in possible if x <= most)
     return found
-
-
-def _may_stand_across(ownership: Ownership, stage: Stage) -> bool:
-    """Whether threads side by side may have the same line of different elements."""
-    return isinstance(stage, Sweep) and not stage.light and not ownership.packs(stage)
 
 
 def _strides(
@@ -225,9 +221,12 @@ def _cost_elsewhere(
             access = Access(_lines(sweep, value), ownership.threads, spread)
             cost += banks.conflicts_at(access, view, 0, itemsize)
         elif sweep.lanes > 1 or at.index is None:
+            # Gathered values lie wherever an index points, whichever thread has them.
             own = tiles[at.tile]
             cost += pieces(value, view, own.size if own.batched else 0, False)
     for tile, value in sweep.tiles.items():
-        for output, to in ends.written.get(tile, ()) if tile not in schedule.rewritten else ():
+        if tile in schedule.rewritten:
+            continue
+        for output, to in ends.written.get(tile, ()):
             cost += pieces(value, to.strides, ends.result_size(output), True)
     return cost

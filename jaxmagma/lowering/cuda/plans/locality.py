@@ -6,8 +6,8 @@ So the slowest axis belongs to the sweep that has the most to do with memory: to
 last one of an operator, which read and write its vectors, or to the one in the middle, which reads
 what stands at the points.
 
-If the copy engine brings that in rows (see ``streams``), the fastest axis belongs there, and the
-slowest one to the first and the last sweep.
+If the copy engine brings that in rows (see ``transfers.streams``), the fastest axis belongs there,
+and the slowest one to the first and the last sweep.
 """
 
 from jaxmagma.plans import factoring

@@ -26,7 +26,7 @@ def spread(plan: Plan, block: int) -> Plan:
     """The plan with its long sums divided; ``block`` rows or columns are for one thread.
 
     Not those of products that are accumulated over elements: they are spread over threads already
-    (see ``accumulations``).
+    (see ``schedule.accumulations``).
     """
     return _Spreader(plan, block, accumulations(plan)[1]).plan()
 
