@@ -29,6 +29,12 @@ __device__ constexpr int squares(int columns) {
   return (columns + 7) / 8;
 }
 
+// Repeats SIZE values in shared memory.
+template <int THREADS, int SIZE, class T>
+__device__ __forceinline__ void repeat(int thread, T* to, const T* from) {
+  for (int n = thread; n < SIZE; n += THREADS) to[n] = from[n];
+}
+
 // Puts from[i * row + j * column] into squares, and zero beyond the end.
 template <int THREADS, int ROWS, int COLUMNS, class T>
 __device__ __forceinline__ void arrange(int thread, T* to, const T* from, int row, int column) {
@@ -174,6 +180,25 @@ __device__ __forceinline__ Whole<double, N> load_shared(const Quad<W>& quad, con
   Whole<double, N> x;
   positions<N>(quad, 0, [&](int slot, int i) { x[slot] = from[i * STRIDE]; });
   return x;
+}
+
+// One that stays where it is, until a lane needs a value; and a single value that does.
+template <int N, int STRIDE, class T, int W>
+struct InMemory {
+  Quad<W> quad;
+  Place<T, W> from;
+  __device__ __forceinline__ auto operator[](int slot) const {
+    return get(from + position<N>(quad, slot) * STRIDE);
+  }
+};
+template <int N, int STRIDE, class T, int W>
+__device__ __forceinline__ InMemory<N, STRIDE, T, W> in_memory(const Quad<W>& quad,
+                                                               const Place<T, W>& from) {
+  return {quad, from};
+}
+template <class T, int W>
+__device__ __forceinline__ T of_fibre(const Place<T, W>& from, int w) {
+  return *from.at[w];
 }
 
 template <class T, int W, int N, class Q>

@@ -6,25 +6,51 @@
 
 namespace jaxmagma {
 
-// Brings the tiles of PANEL elements, SIZE values each, to where elements are STRIDE values apart.
-template <int PANEL, int SIZE, int STRIDE, class T, class Tile>
-__device__ __forceinline__ void bring(int thread, T* to, const Tile& tile) {
-#pragma unroll 4
-  for (int n = thread % 32; n < PANEL * SIZE; n += 32) {
-    const int e = n / SIZE, i = n % SIZE;
-    copy(to + e * STRIDE + i, tile(e) + i, true);
+// Calls body(own, others, i) for what a lane moves of those of PANEL elements, SIZE values each,
+// that a slice has: value i of element own + others. A warp moves as many whole elements at a time
+// as it has lanes for; `own` is which one of these, so that the next ones are a constant distance
+// further.
+template <int PANEL, int SIZE, class Slice, class Body>
+__device__ __forceinline__ void moved(int thread, const Slice& slice, const Body& body) {
+  constexpr int kTogether = SIZE < 32 ? 32 / SIZE : 1;
+  const int lane = thread % 32, own = SIZE < 32 ? lane / SIZE : 0, first = lane - own * SIZE;
+  if (own >= kTogether) return;
+  const int last = slice.last - own;
+#pragma unroll
+  for (int others = 0; others < PANEL; others += kTogether) {
+    if (others > last) continue;
+#pragma unroll
+    for (int i = 0; i < SIZE; i += 32) {
+      if (i + 32 <= SIZE || first + i < SIZE) body(own, others, first + i);
+    }
   }
 }
 
-// The other way round, for those elements of a slice that there are.
-template <int PANEL, int SIZE, int STRIDE, class T, class Tile, class Slice>
-__device__ __forceinline__ void send(int thread, const T* from, const Tile& tile,
+// The tile of an element: of tiles that follow each other, or of those that a function finds.
+template <int SIZE, class T>
+__device__ __forceinline__ T* tile_of(T* tiles, int own, int others) {
+  return tiles + own * SIZE + others * SIZE;
+}
+template <int SIZE, class Tile>
+__device__ __forceinline__ auto tile_of(const Tile& tile, int own, int others) {
+  return tile(own + others);
+}
+
+// Brings tiles to where elements are STRIDE values apart.
+template <int PANEL, int SIZE, int STRIDE, class T, class Tiles, class Slice>
+__device__ __forceinline__ void bring(int thread, T* to, const Tiles& tiles, const Slice& slice) {
+  moved<PANEL, SIZE>(thread, slice, [&](int own, int others, int i) {
+    copy(tile_of<STRIDE>(to, own, others) + i, tile_of<SIZE>(tiles, own, others) + i, true);
+  });
+}
+
+// The other way round.
+template <int PANEL, int SIZE, int STRIDE, class T, class Tiles, class Slice>
+__device__ __forceinline__ void send(int thread, const T* from, const Tiles& tiles,
                                      const Slice& slice) {
-#pragma unroll 4
-  for (int n = thread % 32; n < PANEL * SIZE; n += 32) {
-    const int e = n / SIZE, i = n % SIZE;
-    if (slice.has(e)) tile(e)[i] = from[e * STRIDE + i];
-  }
+  moved<PANEL, SIZE>(thread, slice, [&](int own, int others, int i) {
+    tile_of<SIZE>(tiles, own, others)[i] = tile_of<STRIDE>(from, own, others)[i];
+  });
 }
 
 // What a lane has brought since the last time is a stage.

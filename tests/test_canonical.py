@@ -449,6 +449,40 @@ def test_spellings_of_a_solid() -> None:
     assert key(program_of(of_matrices, *OF_SOLID)) == key(program_of(of_one_matrix, *OF_SOLID))
 
 
+def squared(x: Any, y: Any) -> Any:
+    return jax.vmap(jax.vmap(jax.grad(lambda x, y: 0.5 * x * x * y)))(x, y)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda x, y: x + x, lambda x, y: 2 * x),
+        (lambda x, y: x / 4 - y * 0.25, lambda x, y: (x - y) / 4),
+        (lambda x, y: (0.5 * x) * (8 * y), lambda x, y: x * y * 4),
+        (lambda x, y: 0.5 * (jnp.exp(x) + jnp.exp(x)), lambda x, y: jnp.exp(x)),
+        (squared, lambda x, y: x * y),
+    ],
+    ids=["twice", "difference", "product", "half a sum", "gradient of a square"],
+)
+def test_powers_of_two_are_the_last_factors(one: Callable[..., Any], other: Any) -> None:
+    a, b = TABLES
+
+    def at_points(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda u: b.T @ function(a @ u @ a.T, b @ u @ b.T)
+
+    u = U[..., 0, 0]
+    assert key(program_of(at_points(one), u)) == key(program_of(at_points(other), u))
+    found, expected = (jm.fuse(at_points(x))(u) for x in (one, other))
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_twice_a_complex_value_that_is_not_finite() -> None:
+    """Two has no imaginary part that meets infinity."""
+    x = np.array([[complex(np.inf, 1), complex(2, -np.inf)]])
+    found = jm.fuse(lambda x: jnp.eye(2) @ (x + x))(x)
+    np.testing.assert_array_equal(found, jax.vmap(lambda x: jnp.eye(2) @ (x + x))(x))
+
+
 @pytest.mark.parametrize("p", [1, 2])
 def test_spellings_of_the_benchmarks(p: int) -> None:
     plain, mapped = (

@@ -702,13 +702,18 @@ class Builder:
             return None
         if chosen is ZERO:
             return self.zero(tuple([sizes[x] for x in output]), self.dtype(terms[0][0]))
-        name, operands = chosen
+        name, operands, factor = chosen
         if self.summing and not self._batches(terms) <= self._batches(operands):
             return None
         if name is not None:
-            return self.pointwise(name, operands, output, sizes)
-        ((value, labels),) = operands
-        return self.relabel(value, labels, output, sizes)
+            made = self.pointwise(name, operands, output, sizes)
+        else:
+            ((value, labels),) = operands
+            made = self.relabel(value, labels, output, sizes)
+        if factor == 1:
+            return made
+        number = self.constant(np.asarray(factor, self.dtype(made)))
+        return self.pointwise("mul", [(number, ""), (made, output)], output, sizes)
 
     def _batches(self, terms: Terms) -> frozenset[int]:
         return frozenset().union(*(self.batch(x) for x, _ in terms))

@@ -2,10 +2,15 @@
 
 A zero counts only where it is one by structure, because nothing was ever put there, or added:
 infinity times a zero among values is no zero.
+
+Powers of two are the last factors: to multiply by one is exact, wherever that is done, unless a
+value is out of range. So they meet, and most of them go: the gradient of a square is twice a value,
+a strain half of a sum.
 """
 
+import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,9 +19,15 @@ from jaxmagma.programs.functions import ROUNDINGS
 from jaxmagma.programs.program import Input, Map, Operation, Terms
 
 
-# What an operation is instead: a function, or none, of these operands; None if nothing is simpler.
-Simpler = tuple[str | None, Terms] | None
-ZERO: Simpler = ("zero", ())
+class Simpler(NamedTuple):
+    """What an operation is instead: a function, or none, of these operands, times a number."""
+
+    function: str | None
+    terms: Terms
+    factor: float = 1
+
+
+ZERO = Simpler("zero", ())
 
 
 class Values(Protocol):
@@ -24,11 +35,12 @@ class Values(Protocol):
 
     def known(self, value: int) -> np.ndarray | None: ...
     def is_zero(self, value: int) -> bool: ...
+    def dtype(self, value: int) -> np.dtype: ...
     def operation(self, value: int) -> Input | Operation: ...
     def constant(self, array: np.ndarray) -> int: ...
 
 
-def simpler(values: Values, function: str, terms: Terms) -> Simpler:
+def simpler(values: Values, function: str, terms: Terms) -> Simpler | None:
     """What a function of such operands is, if no operation or a simpler one is enough."""
     rule = _RULES.get(function)
     return None if rule is None else rule(values, terms)
@@ -54,26 +66,48 @@ def _factor(values: Values, term: tuple[int, str]) -> tuple[np.ndarray, tuple[in
     return None
 
 
+def _scaled(values: Values, term: tuple[int, str]) -> tuple[float, tuple[int, str]]:
+    """A power of two and the rest; one, if a value is no multiple of another one."""
+    factor, rest = _factor(values, term) or (1.0, term)
+    return (float(factor.real), rest) if _is_power_of_two(factor) else (1.0, term)
+
+
+def _is_power_of_two(number: np.ndarray | float) -> bool:
+    return not np.iscomplexobj(number) and math.frexp(number)[0] == 0.5
+
+
 # ---- A rule for each function --------------------------------------------------------------------
 
 
-def _sum(values: Values, terms: Terms) -> Simpler:
+def _sum(values: Values, terms: Terms) -> Simpler | None:
     left, right = terms
     if values.is_zero(left[0]) and values.is_zero(right[0]):
         return ZERO
     if is_all(values, right[0], 0):
-        return None, [left]
-    return (None, [right]) if is_all(values, left[0], 0) else None
+        return Simpler(None, [left])
+    if is_all(values, left[0], 0):
+        return Simpler(None, [right])
+    if left == right and values.dtype(left[0]).kind == "f":
+        return Simpler(None, [left], 2)
+    return _of_scaled(values, "add", terms)
 
 
-def _difference(values: Values, terms: Terms) -> Simpler:
+def _difference(values: Values, terms: Terms) -> Simpler | None:
     left, right = terms
     if values.is_zero(left[0]):
-        return ZERO if values.is_zero(right[0]) else ("neg", [right])
-    return (None, [left]) if is_all(values, right[0], 0) else None
+        return ZERO if values.is_zero(right[0]) else Simpler("neg", [right])
+    if is_all(values, right[0], 0):
+        return Simpler(None, [left])
+    return _of_scaled(values, "sub", terms)
 
 
-def _negative(values: Values, terms: Terms) -> Simpler:
+def _of_scaled(values: Values, function: str, terms: Terms) -> Simpler | None:
+    """A sum or a difference of values with one factor."""
+    (first, left), (second, right) = (_scaled(values, x) for x in terms)
+    return Simpler(function, [left, right], first) if first == second != 1 else None
+
+
+def _negative(values: Values, terms: Terms) -> Simpler | None:
     ((value, labels),) = terms
     if values.is_zero(value):
         return ZERO
@@ -82,10 +116,10 @@ def _negative(values: Values, terms: Terms) -> Simpler:
         return None
     ((negated, own),) = operation.terms
     names = dict(zip(operation.output, labels, strict=True))
-    return None, [(negated, "".join(names[x] for x in own))]
+    return Simpler(None, [(negated, "".join(names[x] for x in own))])
 
 
-def _product(values: Values, terms: Terms) -> Simpler:
+def _product(values: Values, terms: Terms) -> Simpler | None:
     for one, other in (terms, terms[::-1]):
         number = values.known(one[0])
         if values.is_zero(one[0]):
@@ -93,43 +127,48 @@ def _product(values: Values, terms: Terms) -> Simpler:
         if number is None or number.shape:
             continue
         if number == 1:
-            return None, [other]
+            return Simpler(None, [other])
         scaled = _factor(values, other)
         if scaled is not None:
             factor, rest = scaled
             with np.errstate(all="ignore"):
                 product = np.asarray(number * factor)
             if np.isfinite(product) and np.abs(product) >= jnp.finfo(product.dtype).tiny:
-                return "mul", [(values.constant(product), ""), rest]
-    return None
+                return Simpler("mul", [(values.constant(product), ""), rest])
+        return None
+    (first, left), (second, right) = (_scaled(values, x) for x in terms)
+    return None if first == second == 1 else Simpler("mul", [left, right], first * second)
 
 
-def _quotient(values: Values, terms: Terms) -> Simpler:
+def _quotient(values: Values, terms: Terms) -> Simpler | None:
     left, right = terms
     if values.is_zero(left[0]):
         return ZERO
-    return (None, [left]) if is_all(values, right[0], 1) else None
+    divisor = values.known(right[0])
+    if divisor is None or divisor.shape or not _is_power_of_two(divisor):
+        return None
+    return Simpler(None, [left], 1 / float(divisor))
 
 
-def _choice(values: Values, terms: Terms) -> Simpler:
+def _choice(values: Values, terms: Terms) -> Simpler | None:
     which = values.known(terms[0][0])
     if which is None or which.shape:
         return None
-    return None, [terms[2] if which else terms[1]]
+    return Simpler(None, [terms[2] if which else terms[1]])
 
 
-def _rounding(function: str) -> Callable[[Values, Terms], Simpler]:
-    def rule(values: Values, terms: Terms) -> Simpler:
+def _rounding(function: str) -> Callable[[Values, Terms], Simpler | None]:
+    def rule(values: Values, terms: Terms) -> Simpler | None:
         if values.is_zero(terms[0][0]):
             return ZERO
         operation = values.operation(terms[0][0])
         done = isinstance(operation, Map) and operation.function == function
-        return (None, terms) if done else None
+        return Simpler(None, terms) if done else None
 
     return rule
 
 
-_RULES: dict[str, Callable[[Values, Terms], Simpler]] = {
+_RULES: dict[str, Callable[[Values, Terms], Simpler | None]] = {
     "add": _sum,
     "sub": _difference,
     "neg": _negative,

@@ -115,13 +115,19 @@ def panels_of(plan: Plan, limits: Limits) -> Panels | str:
 
 
 def _best(plan: Plan, fields: Fields, limits: Limits) -> Panels | None:
-    """The one that takes the fewest registers, if there is room."""
-    layout = layout_of(plan, fields)
+    """The one with the most elements side by side, and then the most warps, if there is room."""
     itemsize = plan.program.dtype.itemsize
-    owned = [(x, y) for x in schedules(fields) for y in ownerships(x, itemsize, limits)]
-    # Of more elements a lane has more values, but work on them takes less time.
-    for schedule, ownership in sorted(owned, key=lambda x: (-x[1].elements, x[1].registers)):
-        transfers = transfers_of(plan, schedule, ownership, layout, limits)
-        if transfers is not None:
-            return Panels(plan, schedule, ownership, layout, transfers)
-    return None
+    layout = layout_of(plan, fields)
+    found: list[Panels] = []
+    for schedule in schedules(fields):
+        for ownership in ownerships(schedule, itemsize, limits):
+            transfers = transfers_of(plan, schedule, ownership, layout, limits)
+            # Only from shared memory is it fast to read again.
+            if transfers is not None and (transfers.stages or not ownership.reloaded):
+                found.append(Panels(plan, schedule, ownership, layout, transfers))
+    return min(found, key=_cost, default=None)
+
+
+def _cost(x: Panels) -> tuple[int, ...]:
+    own = x.ownership
+    return -own.elements, -x.transfers.warps * x.transfers.blocks, len(own.reloaded), own.registers

@@ -1,19 +1,22 @@
 """Where tables stand in shared memory: each one once, for products with it and with its transpose.
 
-A table is cut into squares of eight by eight values, those of a row of squares side by side; in
-which order values are in a square is said in ``cuda/panel.cuh``.
+Before them stand operands of which lanes read what belongs to their points. A table is cut into
+squares of eight by eight values, those of a row of squares side by side; in which order values are
+in a square is said in ``cuda/panel.cuh``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from jaxmagma.lowering.cuda.panels.fields import Fields, Multiply, Table
+from jaxmagma.lowering.cuda.panels.fields import Fields, Load, Multiply, Table
 from jaxmagma.plans.plan import Plan
 
 
 SQUARE = 64
+# Of an operand that lanes read value by value: larger ones they read from memory.
+_MOST_VALUES = 1024
 
 
 @dataclass(frozen=True)
@@ -58,38 +61,55 @@ class Reading:
 
 @dataclass(frozen=True)
 class Layout:
-    """The tables of a kernel, and how each of its products reads them."""
+    """The tables of a kernel, and how each of its products reads them.
 
+    Attributes:
+      shared: where an operand is, of those that lanes read value by value.
+      size: in values.
+    """
+
+    shared: Mapping[int, int]
     matrices: tuple[Matrix, ...]
     readings: tuple[tuple[Reading, ...], ...]  # of each field, of those that are products
+    size: int
 
     def __repr__(self) -> str:
-        return "\n".join(
+        vectors = [f"operand {x} at {offset}" for x, offset in self.shared.items()]
+        tables = [
             f"table {x.table.operand}[{x.table.offset}]: {x.rows} x {x.columns} at {x.offset}"
             for x in self.matrices
-        )
-
-    @property
-    def size(self) -> int:
-        """In values."""
-        return sum(x.size for x in self.matrices)
+        ]
+        return "\n".join([*vectors, *tables])
 
 
 def layout_of(plan: Plan, fields: Fields) -> Layout:
     """Equal tables are one, also where one is the transpose of the other."""
+    shared: dict[int, int] = {}
+    size = 0
+    for field in fields.fields:
+        if isinstance(field, Load) and _is_by_point(plan, field) and field.operand not in shared:
+            shared[field.operand] = size
+            size += plan.tiles[field.operand].size
     matrices: list[Matrix] = []
     known: dict[object, Reading] = {}
     readings: list[list[Reading]] = [[] for _ in fields.fields]
     for number, table, rows, columns in _tables(fields):
         straight = _identity(plan, table, rows, columns)
         if straight not in known:
-            offset = sum(x.size for x in matrices)
-            matrices.append(Matrix(table, rows, columns, offset))
+            matrices.append(Matrix(table, rows, columns, size))
+            size += matrices[-1].size
             turned = Table(table.operand, table.offset, table.column, table.row)
             known[_identity(plan, turned, columns, rows)] = Reading(matrices[-1], True)
             known[straight] = Reading(matrices[-1], False)
         readings[number].append(known[straight])
-    return Layout(tuple(matrices), tuple(map(tuple, readings)))
+    return Layout(shared, tuple(matrices), tuple(map(tuple, readings)), size)
+
+
+def _is_by_point(plan: Plan, field: Load) -> bool:
+    """Whether lanes read different values of an operand that all elements share."""
+    tile = plan.tiles[field.operand]
+    own = not tile.batched and field.index is None and field.axis is not None
+    return own and tile.size <= _MOST_VALUES
 
 
 def _tables(fields: Fields) -> Iterator[tuple[int, Table, int, int]]:

@@ -1,12 +1,12 @@
 """The CUDA source of a panel kernel, written to be read.
 
-Names in the source: ``g7`` is where operand 7 is, for a lane's elements, ``out0`` output 0; ``m2``
-table 2 in shared memory. A field is ``f12`` if it is whole, ``v12`` if a single value or the value
-at a point, ``t12`` a tile of one that a table made, ``p12`` a tile of a loaded one, ``x12`` a value
-at a point of all of a lane's elements.
+Names in the source: ``g7`` is where operand 7 is, for a lane's elements, ``c7`` where it is in
+shared memory, ``out0`` output 0; ``m2`` table 2 in shared memory. A field is ``f12`` if it is
+whole, ``v12`` if a single value or the value at a point, ``t12`` a tile of one that a table made,
+``p12`` a tile of a loaded one, ``x12`` a value at a point of all of a lane's elements.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from jaxmagma.lowering.cuda.blocks import TYPES
@@ -139,7 +139,7 @@ class _Printer:
         text(f'extern "C" __global__ void __launch_bounds__({bounds})')
         separator = ",\n" + " " * len("kernel(")
         with text.braces(f"kernel({separator.join(parameters)})"):
-            if self.layout.matrices or self.transfers.stages:
+            if self.layout.size or self.transfers.stages:
                 text("extern __shared__ __align__(16) unsigned char memory[];")
                 text(f"{self.type}* const shared = reinterpret_cast<{self.type}*>(memory);")
             self._print_tables()
@@ -198,8 +198,8 @@ class _Printer:
             text(f"const auto slice = jaxmagma::slice<kPanel>({first}, batch.inner);")
             for x in self.transfers.read:
                 to = f"own + {x.offset} + {half} * {self.transfers.panel}"
-                tile = self._global(self._pointer(f"g{x.tile}"))
-                text(f"bring<kPanel, {x.size}, {x.stride}>(threadIdx.x, {to}, {tile});")
+                tile = self._moved(f"g{x.tile}")
+                text(f"bring<kPanel, {x.size}, {x.stride}>(threadIdx.x, {to}, {tile}, slice);")
         text("commit_stage();")
 
     def _print_send(self) -> None:
@@ -209,7 +209,7 @@ class _Printer:
         text = self.text
         text("__syncwarp();", "all have read their operands, and have results there")
         for x in self.transfers.written:
-            tile = self._global(self._pointer(f"out{x.tile}"))
+            tile = self._moved(f"out{x.tile}")
             where = f"own + {self._sent(x)}"
             text(f"send<kPanel, {x.size}, {x.stride}>(threadIdx.x, {where}, {tile}, slice);")
         if self.transfers.written:
@@ -220,11 +220,15 @@ class _Printer:
         return self.transfers.stages * self.transfers.panel + x.offset
 
     def _print_tables(self) -> None:
-        if not self.layout.matrices:
+        if not self.layout.size:
             return
         text = self.text
+        for operand, offset in self.layout.shared.items():
+            values = f"kThreads, {self.plan.tiles[operand].size}"
+            text(f"{self.type}* const c{operand} = shared + {offset};")
+            text(f"repeat<{values}>(threadIdx.x, c{operand}, {self._memory(operand)});")
         for n, x in enumerate(self.layout.matrices):
-            where = f"{self._shared(x.table.operand)} + {x.table.offset}"
+            where = f"{self._memory(x.table.operand)} + {x.table.offset}"
             text(f"{self.type}* const m{n} = shared + {x.offset};")
             text(
                 f"arrange<kThreads, {x.rows}, {x.columns}>(threadIdx.x, m{n}, {where}, "
@@ -259,6 +263,13 @@ class _Printer:
         """From the first stage to the one that is worked on."""
         return f" + (half ^ 1) * {self.transfers.panel}" if self.transfers.stages > 1 else ""
 
+    def _moved(self, name: str) -> str:
+        """Where the tiles of a slice are: the first one, where they follow each other."""
+        x = self._pointer(name)
+        if self.plan.program.batch_rank > 1:
+            return self._global(x)
+        return f"{x.name}_ + batch.offset<{self.batched.index(x)}, {x.size}>(slice.first)"
+
     def _global(self, x: Pointer) -> str:
         """A function of the element of a slice: where its tile of an array is."""
         if not x.axes:
@@ -267,6 +278,9 @@ class _Printer:
         return f"[&](int e) {{ return {x.name}_ + {offset}; }}"
 
     def _shared(self, operand: int) -> str:
+        return f"c{operand}" if operand in self.layout.shared else self._memory(operand)
+
+    def _memory(self, operand: int) -> str:
         return f"table.t{operand}" if operand in self.constants else f"g{operand}_"
 
     # ---- Whole fields, and single values ---------------------------------------------------------
@@ -311,7 +325,8 @@ class _Printer:
                 return self._gathered(field, offset)
             if shared:
                 return f"{self._shared(field.operand)}[{offset}]"
-            return f"get(g{field.operand} + ({offset}))"
+            where = f"g{field.operand} + ({offset})"
+            return where if number in self.ownership.reloaded else f"get({where})"
         extent = self.extents[field.axis]
         if field.index is not None:
             sizes = f"{extent}, {field.stride}, 0, {field.components}"
@@ -322,7 +337,8 @@ class _Printer:
         if shared:
             where = f"{self._shared(field.operand)} + {offset}"
             return f"load_shared<{extent}, {field.stride}>(quad, {where})"
-        return f"load<{extent}, {field.stride}>(quad, g{field.operand} + {offset})"
+        load = "in_memory" if number in self.ownership.reloaded else "load"
+        return f"{load}<{extent}, {field.stride}>(quad, g{field.operand} + {offset})"
 
     def _gathered(self, field: Load, at: str) -> str:
         return (
@@ -385,8 +401,7 @@ class _Printer:
         self._print_loads(loop)
         for x in loop.multiplied:
             text(f"Tile<kElements> t{x};")
-        for group in self._by_table(loop.multiplied):
-            self._print_multiply(*group)
+        self._print_multiply(loop.multiplied)
         text("#pragma unroll")
         with text.braces("for (int slot = 0; slot < (kCount + 3) / 4; ++slot)"):
             self._print_points(loop)
@@ -434,16 +449,27 @@ class _Printer:
                 groups.setdefault(key, []).append((number, operand))
         return [(reading, pairs) for (reading, _), pairs in groups.items()]
 
-    def _print_multiply(self, reading: Reading, pairs: Sequence[tuple[int, int]]) -> None:
-        axis = self.fields[pairs[0][1]].axis
-        assert axis is not None  # of what is multiplied
-        made = listed(f"&t{x}" for x, _ in pairs)
-        given = listed(self._name(x) for _, x in pairs)
-        self.text(
-            f"multiply<{self.extents[axis]}, {reading.along}, kElements>(quad, "
-            f"{self._matrix(reading)} + t * {reading.down}, {_lanes(reading)}, {{{made}}}, "
-            f"{given});"
-        )
+    def _print_multiply(self, products: Iterable[int]) -> None:
+        """Products of whole fields, those of the same fields with several tables together."""
+        groups: dict[tuple[int, ...], list[tuple[Reading, list[int]]]] = {}
+        for reading, pairs in self._by_table(products):
+            given = tuple(operand for _, operand in pairs)
+            groups.setdefault(given, []).append((reading, [number for number, _ in pairs]))
+        for given, tables in groups.items():
+            axis = self.fields[given[0]].axis
+            assert axis is not None  # of what is multiplied
+            extent = self.extents[axis]
+            self.text("#pragma unroll")
+            with self.text.braces(f"for (int slot = 0; slot < {-(-extent // 4)}; ++slot)"):
+                operands = (f"padded<{extent}>(quad, slot, {self._name(x)}[slot])" for x in given)
+                self.text(f"const {self.pack} a[] = {{{listed(operands)}}};")
+                for reading, numbers in tables:
+                    made = listed(f"t{x}.value" for x in numbers)
+                    at = f"slot / 2 * {reading.along} + {_lanes(reading)}[slot % 2]"
+                    self.text(
+                        f"multiply_add<kElements, {len(given)}>({{{made}}}, a, "
+                        f"{self._matrix(reading)}[t * {reading.down} + {at}]);"
+                    )
 
     def _print_points(self, loop: Loop) -> None:
         """Functions at a point, element by element."""
