@@ -182,25 +182,6 @@ __device__ __forceinline__ Whole<double, N> load_shared(const Quad<W>& quad, con
   return x;
 }
 
-// One that stays where it is, until a lane needs a value; and a single value that does.
-template <int N, int STRIDE, class T, int W>
-struct InMemory {
-  Quad<W> quad;
-  Place<T, W> from;
-  __device__ __forceinline__ auto operator[](int slot) const {
-    return get(from + position<N>(quad, slot) * STRIDE);
-  }
-};
-template <int N, int STRIDE, class T, int W>
-__device__ __forceinline__ InMemory<N, STRIDE, T, W> in_memory(const Quad<W>& quad,
-                                                               const Place<T, W>& from) {
-  return {quad, from};
-}
-template <class T, int W>
-__device__ __forceinline__ T of_fibre(const Place<T, W>& from, int w) {
-  return *from.at[w];
-}
-
 template <class T, int W, int N, class Q>
 __device__ __forceinline__ const Pack<T, W>& of_slot(const QuadFibre<T, W, N, Q>& x, int slot) {
   return x[slot];

@@ -115,19 +115,14 @@ def panels_of(plan: Plan, limits: Limits) -> Panels | str:
 
 
 def _best(plan: Plan, fields: Fields, limits: Limits) -> Panels | None:
-    """The one with the most elements side by side, and then the most warps, if there is room."""
+    """The one with the most elements side by side, and points that are whole, if there is room."""
     itemsize = plan.program.dtype.itemsize
     layout = layout_of(plan, fields)
-    found: list[Panels] = []
-    for schedule in schedules(fields):
-        for ownership in ownerships(schedule, itemsize, limits):
-            transfers = transfers_of(plan, schedule, ownership, layout, limits)
-            # Only from shared memory is it fast to read again.
-            if transfers is not None and (transfers.stages or not ownership.reloaded):
-                found.append(Panels(plan, schedule, ownership, layout, transfers))
-    return min(found, key=_cost, default=None)
-
-
-def _cost(x: Panels) -> tuple[int, ...]:
-    own = x.ownership
-    return -own.elements, -x.transfers.warps * x.transfers.blocks, len(own.reloaded), own.registers
+    owned = [(x, y) for x in schedules(fields) for y in ownerships(x, itemsize, limits)]
+    # Of more elements a lane has more values, but work on them takes less time.
+    owned.sort(key=lambda x: (-x[1].elements, not x[0].has_whole_points, x[1].registers))
+    for schedule, ownership in owned:
+        transfers = transfers_of(plan, schedule, ownership, layout, limits)
+        if transfers is not None:
+            return Panels(plan, schedule, ownership, layout, transfers)
+    return None

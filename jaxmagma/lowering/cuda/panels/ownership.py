@@ -8,17 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jaxmagma.lowering.cuda.architectures import Limits
-from jaxmagma.lowering.cuda.panels.schedule import (
-    Schedule,
-    for_loops,
-    most_values,
-    multiplies_single_fields,
-)
+from jaxmagma.lowering.cuda.panels.schedule import Schedule, most_values
 from jaxmagma.lowering.cuda.parameters import WARP, WIDE_REGISTERS
 
 
 # Registers of a lane for addresses, and for values on their way.
-_ADDRESSES = 36
+_ADDRESSES = 40
 # Those that it can do without, rather than have no room at all: they are in local memory then.
 _SPILLED = 32
 
@@ -31,13 +26,11 @@ class Ownership:
       lanes: that have elements together: four or one.
       elements: of those lanes, side by side.
       registers: of a lane, roughly.
-      reloaded: fields that lanes read from shared memory for each tile anew.
     """
 
     lanes: int
     elements: int
     registers: int
-    reloaded: frozenset[int] = frozenset()
 
     @property
     def panel(self) -> int:
@@ -46,19 +39,14 @@ class Ownership:
 
 
 def ownerships(schedule: Schedule, itemsize: int, limits: Limits) -> Iterator[Ownership]:
-    """All there is room for.
+    """All there is room for, the best one first.
 
-    Fast tensor cores multiply two fields by a table in the time of one: of an element, if it has
-    several, else of two elements.
+    Fast tensor cores multiply the fields of two elements in the time of one.
     """
     lanes = 4 if schedule.fields.extents else 1
-    two = limits.tensor_rate > 1 and lanes > 1 and multiplies_single_fields(schedule)
-    for elements in (2, 1) if two else (1,):
-        for reloaded in dict.fromkeys((frozenset[int](), for_loops(schedule))):
-            values = most_values(schedule, elements, reloaded)
-            registers = itemsize // 4 * values + _ADDRESSES
-            room = limits.thread_registers + (_SPILLED if elements == 1 else 0)
-            if registers <= room:
-                registers = min(registers, limits.thread_registers)
-                least = WIDE_REGISTERS if lanes > 1 else 0
-                yield Ownership(lanes, elements, max(registers, least), reloaded)
+    for elements in (2, 1) if limits.tensor_rate > 1 and lanes > 1 else (1,):
+        registers = itemsize // 4 * most_values(schedule, elements) + _ADDRESSES
+        room = limits.thread_registers + (_SPILLED if elements == 1 else 0)
+        if registers <= room:
+            least = WIDE_REGISTERS if lanes > 1 else 0
+            yield Ownership(lanes, elements, min(max(registers, least), limits.thread_registers))

@@ -31,11 +31,6 @@ class Straight:
     fields: tuple[int, ...]
     stores: tuple[Store, ...]
 
-    @property
-    def products(self) -> list[tuple[int, ...]]:
-        """What may be products, and is made together."""
-        return [(x,) for x in self.fields]
-
 
 @dataclass(frozen=True)
 class Loop:
@@ -52,10 +47,6 @@ class Loop:
     points: tuple[int, ...]
     accumulated: tuple[int, ...]
     stores: tuple[Store, ...]
-
-    @property
-    def products(self) -> list[tuple[int, ...]]:
-        return [self.multiplied, self.accumulated]
 
 
 @dataclass(frozen=True)
@@ -82,6 +73,14 @@ class Schedule:
     fields: Fields
     tiled: int
     scopes: tuple[Scope, ...]
+
+    @property
+    def has_whole_points(self) -> bool:
+        """Whether functions are computed once, at all points: their chains run side by side."""
+        loops = [x for scope in self.scopes for x in scope.parts if isinstance(x, Loop)]
+        applied = (x for loop in loops for x in loop.points)
+        whole = not any(isinstance(self.fields.fields[x], Apply) for x in applied)
+        return whole and len(self.scopes) == 1
 
     def __repr__(self) -> str:
         lines = [repr(self.fields)]
@@ -298,34 +297,10 @@ def _form(
 # ---- Registers -----------------------------------------------------------------------------------
 
 
-def for_loops(schedule: Schedule) -> frozenset[int]:
-    """Loads, not along the tiled axis, that are for loops alone."""
-    fields = schedule.fields.fields
-    parts = [part for scope in schedule.scopes for part in scope.parts]
-    straight = [part for part in parts if isinstance(part, Straight)]
-    used = {y for part in straight for x in part.fields for y in fields[x].operands}
-    used |= {store.field for part in straight for store in part.stores}
-    return frozenset(
-        x for part in straight for x in part.fields if isinstance(fields[x], Load) and x not in used
-    )
-
-
-def multiplies_single_fields(schedule: Schedule) -> bool:
-    """Whether a table is applied to one field at a time somewhere."""
-    fields = schedule.fields.fields
-    for scope in schedule.scopes:
-        for numbers in (x for part in scope.parts for x in part.products):
-            made = [x for n in numbers if isinstance(x := fields[n], Multiply)]
-            if 1 in Counter(table for x in made for table in x.tables).values():
-                return True
-    return False
-
-
-def most_values(schedule: Schedule, elements: int, reloaded: Set[int] = frozenset()) -> int:
+def most_values(schedule: Schedule, elements: int) -> int:
     """How many values a lane has at a time, at most; roughly.
 
-    Points are computed element by element. What is ``reloaded`` for each tile is there for one
-    product, or one point.
+    Points are computed element by element.
     """
     events = list(_events(schedule))
     last: dict[int, int] = {}  # the event that uses a field last
@@ -337,9 +312,9 @@ def most_values(schedule: Schedule, elements: int, reloaded: Set[int] = frozense
         if made is None:  # a scope ends, and has its own fields no more
             alive = {x: count for x, count in alive.items() if x in used}
             continue
-        alive.update((x, _values_of(schedule, x)) for x in made if x not in reloaded)
+        alive.update((x, _values_of(schedule, x)) for x in made)
         tiles = 0 if loop is None else 2 * len(_before_points(schedule, loop))
-        points = 0 if loop is None else _peak(schedule, loop) + len(reloaded & used)
+        points = 0 if loop is None else _peak(schedule, loop)
         most = max(most, elements * (sum(alive.values()) + tiles) + points)
         alive = {x: count for x, count in alive.items() if last.get(x, -1) > number}
     return most

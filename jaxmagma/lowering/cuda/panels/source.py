@@ -6,7 +6,7 @@ whole, ``v12`` if a single value or the value at a point, ``t12`` a tile of one 
 ``p12`` a tile of a loaded one, ``x12`` a value at a point of all of a lane's elements.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from jaxmagma.lowering.cuda.blocks import TYPES
@@ -325,8 +325,7 @@ class _Printer:
                 return self._gathered(field, offset)
             if shared:
                 return f"{self._shared(field.operand)}[{offset}]"
-            where = f"g{field.operand} + ({offset})"
-            return where if number in self.ownership.reloaded else f"get({where})"
+            return f"get(g{field.operand} + ({offset}))"
         extent = self.extents[field.axis]
         if field.index is not None:
             sizes = f"{extent}, {field.stride}, 0, {field.components}"
@@ -337,8 +336,7 @@ class _Printer:
         if shared:
             where = f"{self._shared(field.operand)} + {offset}"
             return f"load_shared<{extent}, {field.stride}>(quad, {where})"
-        load = "in_memory" if number in self.ownership.reloaded else "load"
-        return f"{load}<{extent}, {field.stride}>(quad, g{field.operand} + {offset})"
+        return f"load<{extent}, {field.stride}>(quad, g{field.operand} + {offset})"
 
     def _gathered(self, field: Load, at: str) -> str:
         return (
@@ -401,7 +399,8 @@ class _Printer:
         self._print_loads(loop)
         for x in loop.multiplied:
             text(f"Tile<kElements> t{x};")
-        self._print_multiply(loop.multiplied)
+        for group in self._by_table(loop.multiplied):
+            self._print_multiply(*group)
         text("#pragma unroll")
         with text.braces("for (int slot = 0; slot < (kCount + 3) / 4; ++slot)"):
             self._print_points(loop)
@@ -449,27 +448,16 @@ class _Printer:
                 groups.setdefault(key, []).append((number, operand))
         return [(reading, pairs) for (reading, _), pairs in groups.items()]
 
-    def _print_multiply(self, products: Iterable[int]) -> None:
-        """Products of whole fields, those of the same fields with several tables together."""
-        groups: dict[tuple[int, ...], list[tuple[Reading, list[int]]]] = {}
-        for reading, pairs in self._by_table(products):
-            given = tuple(operand for _, operand in pairs)
-            groups.setdefault(given, []).append((reading, [number for number, _ in pairs]))
-        for given, tables in groups.items():
-            axis = self.fields[given[0]].axis
-            assert axis is not None  # of what is multiplied
-            extent = self.extents[axis]
-            self.text("#pragma unroll")
-            with self.text.braces(f"for (int slot = 0; slot < {-(-extent // 4)}; ++slot)"):
-                operands = (f"padded<{extent}>(quad, slot, {self._name(x)}[slot])" for x in given)
-                self.text(f"const {self.pack} a[] = {{{listed(operands)}}};")
-                for reading, numbers in tables:
-                    made = listed(f"t{x}.value" for x in numbers)
-                    at = f"slot / 2 * {reading.along} + {_lanes(reading)}[slot % 2]"
-                    self.text(
-                        f"multiply_add<kElements, {len(given)}>({{{made}}}, a, "
-                        f"{self._matrix(reading)}[t * {reading.down} + {at}]);"
-                    )
+    def _print_multiply(self, reading: Reading, pairs: Sequence[tuple[int, int]]) -> None:
+        axis = self.fields[pairs[0][1]].axis
+        assert axis is not None  # of what is multiplied
+        made = listed(f"&t{x}" for x, _ in pairs)
+        given = listed(self._name(x) for _, x in pairs)
+        self.text(
+            f"multiply<{self.extents[axis]}, {reading.along}, kElements>(quad, "
+            f"{self._matrix(reading)} + t * {reading.down}, {_lanes(reading)}, {{{made}}}, "
+            f"{given});"
+        )
 
     def _print_points(self, loop: Loop) -> None:
         """Functions at a point, element by element."""
