@@ -1,9 +1,9 @@
-"""Sums of products with one matrix become products of sums."""
+"""Sums of products become one product."""
 
 import numpy as np
 import pytest
 
-from jaxmagma.plans.factoring import factored
+from jaxmagma.plans.factoring import factored, stacked
 from jaxmagma.plans.plan import Plan, Product, plan
 from jaxmagma.programs.builder import Builder
 from jaxmagma.programs.program import ElementProgram, Input, Output
@@ -98,3 +98,46 @@ def test_a_sum_that_is_a_result_of_its_own_stays() -> None:
     a, x, y, z = arguments
     np.testing.assert_allclose(evaluate(fewer, arguments)[0], (x + y) @ a.T, atol=1e-13)
     np.testing.assert_allclose(evaluate(fewer, arguments)[1], (x + y + z) @ a.T, atol=1e-13)
+
+
+def sum_of_outer_products(order: list[int], rest: bool, taken: bool) -> ElementProgram:
+    """``z + a0 b0^T + a1 b1^T + ...``, of rows of a matrix and of vectors or other functions."""
+    builder = Builder(1)
+    rows = builder.input(Input((0,), (len(order), 3), F64))
+    terms = [builder.input(Input((0,), (3, 4), F64))] if rest else []
+    for k in order:
+        a = builder.index(rows, 0, k)
+        b = builder.map("exp", builder.input(Input((0,), (4,), F64)))
+        terms.append(builder.contract([(a, "a"), (b, "x")], "ax", EXTENTS))
+    total = terms[0]
+    for term in terms[1:]:
+        total = builder.map("add", total, term)
+    outputs = [total, terms[-1]] if taken else [total]
+    return builder.build([Output(x, (0,)) for x in outputs]).program
+
+
+@pytest.mark.parametrize(
+    ("order", "rest", "taken", "after"),
+    [
+        ([0, 1], False, False, 2),
+        ([0, 1, 2], False, False, 1),
+        ([2, 0, 1, 3], True, False, 1),
+        ([0, 1, 2], True, True, 3),
+        ([3, 1, 0, 2], False, True, 2),
+    ],
+)
+def test_outer_products_are_one_of_matrices(
+    order: list[int], rest: bool, taken: bool, after: int
+) -> None:
+    """Unless there are few, or one of them is asked for."""
+    program = sum_of_outer_products(order, rest, taken)
+    planned = plan(program)
+    joined = stacked(planned)
+    assert_well_formed(joined)
+    assert (products(planned), products(joined)) == (len(order), after)
+    draw = np.random.default_rng(2).standard_normal
+    arguments = [draw((ELEMENTS,) * len(x.batch) + x.tile) for x in program.inputs]
+    for found, expected in zip(
+        evaluate(joined, arguments), evaluate(planned, arguments), strict=True
+    ):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13 * np.abs(expected).max())

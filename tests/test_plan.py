@@ -29,7 +29,8 @@ from jaxmagma.plans.plan import (
 from jaxmagma.primitives import calculus
 from jaxmagma.programs import functions, reference
 from jaxmagma.programs.builder import Builder
-from jaxmagma.programs.program import Contract, ElementProgram, Input, Output
+from jaxmagma.programs.program import Contract, ElementProgram, Input, Output, Place, View
+from jaxmagma.programs.strides import places
 from jaxmagma.tune.tuner import programs
 from tests.cuda_programs import gradient, mass
 from tests.einsums import ELEMENTS, PROGRAMS, assert_close, fused_calls
@@ -366,6 +367,15 @@ def evaluate(planned: Plan, arguments: Sequence[np.ndarray]) -> list[np.ndarray]
             whole = np.ones([step.extents[x] for x in missing])
             labels = f"...{step.labels},{missing}->...{step.output_labels}"
             tile = np.einsum(labels, *operands, whole)
+        elif isinstance(step, View):
+            flat = operands[0].reshape(*operands[0].shape[:rank], -1)
+            tile = flat[..., places(step.offset, step.strides, step.tile)]
+        elif isinstance(step, Place):
+            before = np.broadcast_shapes(*(x.shape[:rank] for x in operands))
+            flat = np.zeros((*before, math.prod(step.tile)))
+            for array, (_, offset, strides) in zip(operands, step.pieces, strict=True):
+                flat[..., places(offset, strides, array.shape[rank:])] += array
+            tile = flat.reshape(*before, *step.tile)
         else:
             assert isinstance(step, Pointwise)
             aligned = []
@@ -434,8 +444,7 @@ def assert_well_formed(planned: Plan) -> None:
             assert planned.tiles[step.right].shape == right_shape
             # A shared operand stands on the left.
             assert not (planned.tiles[step.left].batched and not planned.tiles[step.right].batched)
-        else:
-            assert isinstance(step, Rearrange)
+        elif isinstance(step, Rearrange):
             shape = tuple(step.extents[x] for x in step.labels)
             assert planned.tiles[step.operand].shape == shape
     reads = [x for _, step in planned.numbered_steps() for x in step.operands]

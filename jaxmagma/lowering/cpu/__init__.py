@@ -64,11 +64,11 @@ from jaxmagma.lowering.kernel import Declined, Excess, Kernel
 from jaxmagma.lowering.rules import Rules
 from jaxmagma.lowering.space import Space, one
 from jaxmagma.lowering.target import Target
-from jaxmagma.plans.factoring import alternatives as alternatives
-from jaxmagma.plans.factoring import planned as planned
+from jaxmagma.plans import factoring
 from jaxmagma.plans.plan import Plan, Pointwise, Product, Step
 from jaxmagma.programs.functions import CHOICES, COMPLEX_FUNCTIONS, VALUE_BY_VALUE
-from jaxmagma.programs.program import Gather, Place
+from jaxmagma.programs.memo import remembered
+from jaxmagma.programs.program import ElementProgram, Gather, Place
 
 
 TARGET = "jaxmagma_cpu"
@@ -112,6 +112,17 @@ class Parameters:
 
 # What is tried of them.
 SPACE = Space((one("block", None, 1, 2, 4, 8, 16, 32, 64),), plain=True)
+
+
+@remembered
+def planned(program: ElementProgram) -> Plan:
+    """The plan of fewest operations, in which a result is gone through once for all terms of it."""
+    return factoring.stacked(factoring.planned(program))
+
+
+def alternatives(program: ElementProgram) -> tuple[Plan, ...]:
+    """Other plans, for where the tiles of that one are too large."""
+    return tuple(map(factoring.stacked, factoring.alternatives(program)))
 
 
 def rules_of(_: str) -> Rules:
