@@ -62,9 +62,12 @@ class _Steps:
         self.dtype = plan.program.dtype
         self.tiles: list[Tile] = list(plan.tiles[: len(plan.program.inputs)])
         self.steps: dict[Step, int] = {}  # and the tile of each
+        self.parts: dict[int, View] = {}  # tiles that are parts of others
 
     def add(self, step: Step, shape: tuple[int, ...]) -> int:
         if step not in self.steps:
+            if isinstance(step, View):
+                self.parts[len(self.tiles)] = step
             self.steps[step] = len(self.tiles)
             batched = any(self.tiles[x].batched for x in step.operands)
             self.tiles.append(Tile(shape, self.dtype, batched))
@@ -80,16 +83,11 @@ class _Steps:
             sum_ = self.add(addition, shape)
         return sum_
 
-    def part(self, value: int) -> View | None:
-        """What a value is a part of."""
-        made = {number: step for step, number in self.steps.items()}.get(value)
-        return made if isinstance(made, View) else None
-
     def stack(self, values: Sequence[int]) -> int:
         """Values along a new first axis: a view, if they are parts that follow each other."""
         shape = self.tiles[values[0]].shape
         tile = len(values), *shape
-        view = _row([x for value in values if (x := self.part(value))])
+        view = _row([self.parts[x] for x in values if x in self.parts])
         if view is not None and view.tile == tile:
             return self.add(view, tile)
         size, strides = math.prod(shape), row_major(shape)
@@ -192,9 +190,10 @@ class _Sums:
         new = _Steps(plan)
         for n, step in plan.numbered_steps():
             if n == number:
-                products = [renumbered(x, made) for x in map(self._step, some) if x is not None]
+                products = [x for x in map(self._step, some) if isinstance(x, Product)]
                 rest = [made[x] for x in terms if x not in some]
-                value = joined(new, [x for x in products if isinstance(x, Product)])
+                moved = [replace(x, left=made[x.left], right=made[x.right]) for x in products]
+                value = joined(new, moved)
                 made[n] = new.total([*rest, value])
             elif n not in additions and n not in some:
                 made[n] = new.add(renumbered(step, made), plan.tiles[n].shape)
@@ -212,7 +211,7 @@ def _of_matrices(new: _Steps, products: Sequence[Product]) -> int:
     """Of the left factors and the right ones, summed over which of them."""
 
     def place(product: Product) -> list[int]:
-        return [x.offset if (x := new.part(value)) else 0 for value in product.operands]
+        return [new.parts[x].offset if x in new.parts else 0 for x in product.operands]
 
     products = sorted(products, key=place)
     one = products[0]
