@@ -119,6 +119,16 @@ def test_a_factor_of_one_is_none() -> None:
         tiles.assert_is(outer, np.repeat(x[..., None], 4, axis=-1))
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+def test_one_divides_nothing(dtype: type) -> None:
+    builder = Builder(1)
+    x = builder.input(Input((0,), (3, 1), np.dtype(dtype)))
+    for shape, labels in (((), ""), ((1,), "b"), ((3,), "a"), ((3, 1), "ab")):
+        one = builder.constant(np.ones(shape, dtype))
+        sizes = {"a": 3, "b": 1}
+        assert builder.pointwise("div", [(x, "ab"), (one, labels)], "ab", sizes) == x
+
+
 def test_a_diagonal_and_an_outer_product() -> None:
     t = Tiles((3, 3), (2,))
     a, b = t.numbers

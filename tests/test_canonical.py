@@ -476,6 +476,20 @@ def test_powers_of_two_are_the_last_factors(one: Callable[..., Any], other: Any)
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("scale", [2.0**600, 2.0**-600, 2.0**1023, 2.0**-1074])
+def test_large_powers_of_two_keep_values_in_range(scale: float) -> None:
+    """A norm of values whose squares are none, and quotients whose reciprocals are none."""
+    x = RANDOM.uniform(0.5, 1, (ELEMENTS, 2)) * (scale if abs(np.log2(scale)) < 1000 else 1)
+
+    def norm(x: Any) -> Any:
+        scaled = jnp.eye(2) @ x / scale
+        return jnp.sqrt(scaled[0] * scaled[0] + scaled[1] * scaled[1]) * scale
+
+    np.testing.assert_allclose(jm.fuse(norm)(x), jax.vmap(norm)(x), rtol=1e-15)
+    zeros = np.zeros_like(x)
+    np.testing.assert_array_equal(jm.fuse(norm)(zeros), jax.vmap(norm)(zeros))
+
+
 def test_twice_a_complex_value_that_is_not_finite() -> None:
     """Two has no imaginary part that meets infinity."""
     x = np.array([[complex(np.inf, 1), complex(2, -np.inf)]])

@@ -141,3 +141,19 @@ def test_outer_products_are_one_of_matrices(
         evaluate(joined, arguments), evaluate(planned, arguments), strict=True
     ):
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13 * np.abs(expected).max())
+
+
+def test_two_outer_products_of_one_kind_hide_no_three_of_another() -> None:
+    builder = Builder(1)
+    terms = []
+    for shared in (True, True, False, False, False):
+        a = builder.input(Input(() if shared else (0,), (3,), F64))
+        b = builder.input(Input((0,), (4,), F64))
+        terms.append(builder.contract([(a, "a"), (b, "x")], "ax", EXTENTS))
+    total = terms[0]
+    for term in terms[1:]:
+        total = builder.map("add", total, term)
+    planned = plan(builder.build([Output(total, (0,))]).program)
+    joined = stacked(planned)
+    assert_well_formed(joined)
+    assert (products(planned), products(joined)) == (5, 3)

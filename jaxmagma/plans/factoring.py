@@ -138,7 +138,7 @@ class _Sums:
             if _is_sum(step):
                 terms, inside = self._terms(number)
                 outer = self._outer(terms)
-                if len(outer) >= _LEAST_STACKED:
+                if outer:
                     plan = self._rewritten(number, inside, terms, outer, _of_matrices)
                     return plan.without_dead_steps()
         return None
@@ -170,7 +170,7 @@ class _Sums:
         return next((x for x in alike.values() if len(x) > 1), [])
 
     def _outer(self, terms: Sequence[int]) -> list[int]:
-        """The first terms, two or more, that are outer products of tiles of the same kinds."""
+        """The first terms, enough of them, that are outer products of tiles of the same kinds."""
         alike: dict[object, list[int]] = {}
         for term in terms:
             step = self._step(term)
@@ -179,7 +179,7 @@ class _Sums:
                     batched = [self.plan.tiles[x].batched for x in step.operands]
                     key = *batched, replace(step, left=-1, right=-1)
                     alike.setdefault(key, []).append(term)
-        return next((x for x in alike.values() if len(x) > 1), [])
+        return next((x for x in alike.values() if len(x) >= _LEAST_STACKED), [])
 
     def _rewritten(
         self, number: int, additions: list[int], terms: list[int], some: list[int], joined: _Joined

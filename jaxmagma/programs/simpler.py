@@ -3,9 +3,9 @@
 A zero counts only where it is one by structure, because nothing was ever put there, or added:
 infinity times a zero among values is no zero.
 
-Powers of two are the last factors: to multiply by one is exact, wherever that is done, unless a
-value is out of range. So they meet, and most of them go: the gradient of a square is twice a value,
-a strain half of a sum.
+Small powers of two are the last factors: to multiply by one is exact, wherever that is done, but
+for values at the ends of their range. So they meet, and most of them go: the gradient of a square
+is twice a value, a strain half of a sum. Large ones stay: they keep values in their range.
 """
 
 import math
@@ -67,13 +67,20 @@ def _factor(values: Values, term: tuple[int, str]) -> tuple[np.ndarray, tuple[in
 
 
 def _scaled(values: Values, term: tuple[int, str]) -> tuple[float, tuple[int, str]]:
-    """A power of two and the rest; one, if a value is no multiple of another one."""
-    factor, rest = _factor(values, term) or (1.0, term)
-    return (float(factor.real), rest) if _is_power_of_two(factor) else (1.0, term)
+    """A small power of two and the rest; one, if a value is no multiple of another one."""
+    factor, rest = _factor(values, term) or (np.ones(()), term)
+    return (float(factor), rest) if _is_power_of_two(factor) else (1.0, term)
 
 
-def _is_power_of_two(number: np.ndarray | float) -> bool:
-    return not np.iscomplexobj(number) and math.frexp(number)[0] == 0.5
+# From there on a power of two is no small one.
+_LARGE = 32
+
+
+def _is_power_of_two(number: np.ndarray) -> bool:
+    """Whether it is a small one; of complex numbers none is, for they multiply both parts."""
+    if number.dtype.kind != "f":
+        return False
+    return 1 / _LARGE < float(number) < _LARGE and math.frexp(number)[0] == 0.5
 
 
 # ---- A rule for each function --------------------------------------------------------------------
@@ -137,13 +144,17 @@ def _product(values: Values, terms: Terms) -> Simpler | None:
                 return Simpler("mul", [(values.constant(product), ""), rest])
         return None
     (first, left), (second, right) = (_scaled(values, x) for x in terms)
-    return None if first == second == 1 else Simpler("mul", [left, right], first * second)
+    if first == second == 1 or not 1 / _LARGE < first * second < _LARGE:
+        return None
+    return Simpler("mul", [left, right], first * second)
 
 
 def _quotient(values: Values, terms: Terms) -> Simpler | None:
     left, right = terms
     if values.is_zero(left[0]):
         return ZERO
+    if is_all(values, right[0], 1):
+        return Simpler(None, [left])
     divisor = values.known(right[0])
     if divisor is None or divisor.shape or not _is_power_of_two(divisor):
         return None

@@ -67,7 +67,6 @@ from jaxmagma.lowering.target import Target
 from jaxmagma.plans import factoring
 from jaxmagma.plans.plan import Plan, Pointwise, Product, Step
 from jaxmagma.programs.functions import CHOICES, COMPLEX_FUNCTIONS, VALUE_BY_VALUE
-from jaxmagma.programs.memo import remembered
 from jaxmagma.programs.program import ElementProgram, Gather, Place
 
 
@@ -114,7 +113,6 @@ class Parameters:
 SPACE = Space((one("block", None, 1, 2, 4, 8, 16, 32, 64),), plain=True)
 
 
-@remembered
 def planned(program: ElementProgram) -> Plan:
     """The plan of fewest operations, in which a result is gone through once for all terms of it."""
     return factoring.stacked(factoring.planned(program))
