@@ -198,14 +198,6 @@ __device__ __forceinline__ double of_slot(double x, int) {
   return x;
 }
 
-// A pointwise function of whole fields of N positions, and of single values.
-template <int N, class Function, class... Operands>
-__device__ __forceinline__ auto map_whole(Function function, const Operands&... a) {
-  Whole<decltype(map(function, of_slot(a, 0)...)), N> y;
-  unrolled<y.slots>([&](int slot) { y[slot] = map(function, of_slot(a, slot)...); });
-  return y;
-}
-
 // sum_i x[i], in all lanes of a quad
 template <int N, int W, class X>
 __device__ __forceinline__ Pack<double, W> sum_whole(const Quad<W>& quad, const X& x) {

@@ -6,6 +6,7 @@ whole, ``v12`` if a single value or the value at a point, ``t12`` a tile of one 
 ``p12`` a tile of a loaded one, ``x12`` a value at a point of all of a lane's elements.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -286,10 +287,30 @@ class _Printer:
     # ---- Whole fields, and single values ---------------------------------------------------------
 
     def _print_straight(self, part: Straight) -> None:
-        for x in part.fields:
-            self._print_whole(x, self.fields[x])
+        for axis, run in itertools.groupby(part.fields, self._axis_of_function):
+            if axis is None:
+                for x in run:
+                    self._print_whole(x, self.fields[x])
+            else:
+                self._print_whole_functions(list(run), self.extents[axis])
         for store in part.stores:
             self._print_store(store)
+
+    def _axis_of_function(self, number: int) -> int | None:
+        field = self.fields[number]
+        return field.axis if isinstance(field, Apply) else None
+
+    def _print_whole_functions(self, functions: Sequence[int], extent: int) -> None:
+        """Functions of whole fields, point by point: what they alone use is never whole."""
+        text, own = self.text, set(functions)
+        users = {y for n, x in enumerate(self.fields) if n not in own for y in x.operands}
+        users |= {x.field for x in self.schedule.fields.stores}
+        kept = [x for x in functions if x in users]
+        for x in kept:
+            text(f"Whole<{self.pack}, {extent}> f{x};")
+        text("#pragma unroll")
+        with text.braces(f"for (int slot = 0; slot < {-(-extent // 4)}; ++slot)"):
+            self._print_functions(functions, {x: f"f{x}[slot]" for x in kept})
 
     def _print_whole(self, number: int, field: Field) -> None:
         name = self._name(number)
@@ -299,8 +320,7 @@ class _Printer:
             self.text(f"const auto {name} = {self._loaded(number, field)};")
         elif isinstance(field, Apply):
             operands = listed([f"{FUNCTORS[field.function]}()", *map(self._name, field.operands)])
-            made = "map" if field.axis is None else f"map_whole<{self.extents[field.axis]}>"
-            self.text(f"const auto {name} = {made}({operands});")
+            self.text(f"const auto {name} = map({operands});")
         elif isinstance(field, Sum):
             (operand,) = field.operands
             axis = self.fields[operand].axis
@@ -461,37 +481,42 @@ class _Printer:
 
     def _print_points(self, loop: Loop) -> None:
         """Functions at a point, element by element."""
-        text = self.text
         functions = [x for x in loop.points if isinstance(self.fields[x], Apply)]
-        kept = {y for x in loop.accumulated for y in self.fields[x].operands}
-        kept |= {x.field for x in loop.stores}
-        for x in functions:
-            if x in kept:
-                text(f"{self.pack} x{x};")
-        if not functions:
-            return
+        used = {y for x in loop.accumulated for y in self.fields[x].operands}
+        used |= {x.field for x in loop.stores}
+        kept = [x for x in functions if x in used]
+        for x in kept:
+            self.text(f"{self.pack} x{x};")
+        if functions:
+            self._print_functions(functions, {x: f"x{x}" for x in kept})
+
+    def _print_functions(self, functions: Sequence[int], kept: Mapping[int, str]) -> None:
+        """Functions of values in one slot, and where some of them are kept for all elements."""
+        text, own = self.text, set(functions)
         text("#pragma unroll")
         with text.braces("for (int w = 0; w < kElements; ++w)"):
             for x in functions:
                 field = self.fields[x]
                 assert isinstance(field, Apply)
-                operands = listed(map(self._of_element, field.operands))
+                operands = listed(
+                    f"v{y}" if y in own else self._of_element(y) for y in field.operands
+                )
                 text(f"const double v{x} = {FUNCTORS[field.function]}()({operands});")
                 if x in kept:
-                    text(f"x{x}.value[w] = v{x};")
+                    text(f"{kept[x]}.value[w] = v{x};")
 
     def _of_element(self, number: int) -> str:
-        """A value at a point, of element w of a lane."""
+        """A value that a lane has in one slot, of its element w."""
         field = self.fields[number]
         if isinstance(field, Number):
             return self._name(number)
         if field.axis is None:
             return f"of_fibre({self._name(number)}, w)"
+        if field.axis != self.schedule.tiled:
+            return f"of_fibre(f{number}[slot], w)"
         if isinstance(field, Load):
             return f"of_fibre(p{number}[slot], w)"
-        if isinstance(field, Multiply):
-            return f"t{number}[slot].value[w]"
-        return f"v{number}"
+        return f"t{number}[slot].value[w]"
 
     def _at_point(self, number: int) -> str:
         """The same, of all of a lane's elements."""
