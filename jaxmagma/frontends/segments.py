@@ -174,9 +174,9 @@ class _Segment:
             return []
         values = list(dict.fromkeys(x.value for x in results))
         built = self.reader.builder.build([Output(x, ()) for x in values])
-        normal, _ = normal_form(built.program)
-        if not surely_fits(normal):
+        if not surely_fits(built.program):
             # What fits one contraction after the other, which is soon found, is not too large.
+            normal, _ = normal_form(built.program)
             reason = too_large(one_by_one(normal)) and too_large(plan(normal))
             if reason:
                 raise TooLarge(reason)

@@ -156,7 +156,10 @@ ROUNDINGS: dict[np.dtype, str] = {
 
 def evaluate(function: str, *operands: Any) -> Any:
     """The function of arrays that broadcast against each other."""
-    shape = jnp.broadcast_shapes(*(jnp.shape(x) for x in operands))
+    shapes = {jnp.shape(x) for x in operands}
+    if len(shapes) == 1:
+        return FUNCTIONS[function].evaluate(*operands)
+    shape = jnp.broadcast_shapes(*shapes)
     whole = next((x for x in operands if jnp.shape(x) == shape), None)
 
     def spread(x: Any) -> Any:

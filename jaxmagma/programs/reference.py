@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import opt_einsum
+from jax import lax
 
 from jaxmagma.programs import functions
 from jaxmagma.programs.program import Contract, ElementProgram, Gather, Map, Place, View
@@ -22,7 +23,7 @@ def evaluate(program: ElementProgram, *arguments: Any) -> list[jax.Array]:
     extents = program.batch_extents([jnp.shape(x) for x in arguments])
     remaining = iter(arguments)
     values: list[Value] = [
-        (jnp.asarray(x.constant.array) if x.constant else next(remaining), x.batch)
+        (jnp.asarray(x.constant.array if x.constant else next(remaining)), x.batch)
         for x in program.inputs
     ]
     for number, operation in enumerate(program.operations, start=len(program.inputs)):
@@ -53,11 +54,11 @@ def _map(program: ElementProgram, number: int, operation: Map, values: Sequence[
     for value, labels in operation.terms:
         array = _with_batch(*values[value], axes, (1,) * program.batch_rank)
         order = [labels.index(x) for x in operation.output if x in labels]
-        array = jnp.transpose(array, [*range(len(axes)), *(len(axes) + n for n in order)])
         missing = [len(axes) + n for n, x in enumerate(operation.output) if x not in labels]
-        operands.append(jnp.expand_dims(array, missing))
+        order = [*range(len(axes)), *(len(axes) + n for n in order)]
+        operands.append(_arranged(array, order, missing))
     array = functions.evaluate(operation.function, *operands)
-    return jnp.broadcast_to(array, array.shape[: len(axes)] + operation.tile), axes
+    return _broadcast(array, array.shape[: len(axes)] + operation.tile), axes
 
 
 def _view(operation: View, array: jax.Array, axes: tuple[int, ...]) -> Value:
@@ -159,8 +160,8 @@ def _contract(
         missing = [
             n + len(axes) for n, label in enumerate(operation.output) if label not in present
         ]
-        array = jnp.expand_dims(array, missing)
-        array = jnp.broadcast_to(array, array.shape[: len(axes)] + operation.tile)
+        array = _arranged(array, range(array.ndim), missing)
+        array = _broadcast(array, array.shape[: len(axes)] + operation.tile)
     return array, axes
 
 
@@ -169,13 +170,23 @@ def _with_batch(
 ) -> jax.Array:
     """Brings the leading batch axes into the order ``target``, broadcasting the missing ones."""
     order = [axes.index(axis) for axis in target if axis in axes]
-    rank = len(axes)
-    array = jnp.transpose(array, [*order, *range(rank, array.ndim)])
     missing = [n for n, axis in enumerate(target) if axis not in axes]
-    if not missing:
-        return array
-    array = jnp.expand_dims(array, missing)
+    array = _arranged(array, [*order, *range(len(axes), array.ndim)], missing)
     shape = list(array.shape)
     for n in missing:
         shape[n] = extents[target[n]]
-    return jnp.broadcast_to(array, shape)
+    return _broadcast(array, shape)
+
+
+# There are thousands of values in some programs, and most are as they are to be.
+
+
+def _arranged(array: jax.Array, order: Sequence[int], missing: Sequence[int]) -> jax.Array:
+    """With its axes in this order, and then new ones there."""
+    if list(order) != list(range(array.ndim)):
+        array = lax.transpose(array, order)
+    return lax.expand_dims(array, missing) if missing else array
+
+
+def _broadcast(array: jax.Array, shape: Sequence[int]) -> jax.Array:
+    return array if array.shape == tuple(shape) else jnp.broadcast_to(array, shape)
