@@ -6,7 +6,8 @@
 * The CPU is eight devices, for the sharding tests. They share one pool of threads, and neither
   compile nor run times change measurably.
 * Where pytest-xdist is installed, each core runs a process with some of the tests; ``-n 0`` is one.
-* XLA compiles without most optimisations, unless a GPU must be there: most tests wait for it.
+* XLA compiles without most optimisations, unless a GPU must be there: most tests wait for it. What
+  it has compiled is kept for the run: its processes compile much that is the same.
 * float64 is on, and both promotions are strict, so that jaxmagma never relies on implicit
   promotion itself. A test *of* promotion asks for the fixture ``standard_promotion``.
 """
@@ -45,16 +46,23 @@ def _import_installed() -> None:
     sys.path.insert(0, str(ROOT))
 
 
-if "JAXMAGMA_CACHE_DIR" not in os.environ:
-    # Kernels compiled by the tests stay out of the user's cache.
-    os.environ["JAXMAGMA_CACHE_DIR"] = tempfile.mkdtemp(prefix="jaxmagma-tests-")
-    atexit.register(shutil.rmtree, os.environ["JAXMAGMA_CACHE_DIR"], ignore_errors=True)
+def _folder_of_the_run(variable: str) -> str:
+    """A folder for all processes of this run alone; unless the user names one."""
+    if variable not in os.environ:
+        os.environ[variable] = tempfile.mkdtemp(prefix="jaxmagma-tests-")
+        atexit.register(shutil.rmtree, os.environ[variable], ignore_errors=True)
+    return os.environ[variable]
 
+
+_folder_of_the_run("JAXMAGMA_CACHE_DIR")  # kernels that the tests compile
 _import_installed()
 
 jax.config.update("jax_num_cpu_devices", 8)
 if os.environ.get("JAXMAGMA_REQUIRE_GPU") != "1":
     jax.config.update("jax_disable_most_optimizations", True)
+    jax.config.update("jax_compilation_cache_dir", _folder_of_the_run("JAX_COMPILATION_CACHE_DIR"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

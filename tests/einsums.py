@@ -34,10 +34,15 @@ PROGRAMS: dict[str, tuple[str, tuple[tuple[int, ...], ...]]] = {
 
 
 def normal(key: jax.Array, shape: Sequence[int], dtype: Any = np.float64) -> jax.Array:
-    """Normally distributed values of a floating-point or complex dtype."""
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return jax.random.normal(key, shape, dtype)
-    return jax.random.randint(key, shape, 0, 4).astype(dtype)
+    """Normally distributed values of a floating-point or complex dtype, or small integers."""
+    # Those of JAX would be compiled for every shape.
+    random = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.asarray(random.integers(0, 4, shape), dtype)
+    values = random.normal(size=shape)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        values = (values + 1j * random.normal(size=shape)) / np.sqrt(2)
+    return jnp.asarray(values, dtype)
 
 
 def operands_of(
