@@ -30,20 +30,20 @@ __device__ constexpr int squares(int columns) {
 }
 
 // Repeats SIZE values in shared memory.
-template <int THREADS, int SIZE, class T>
-__device__ __forceinline__ void repeat(int thread, T* to, const T* from) {
+template <int THREADS, int SIZE, class To, class From>
+__device__ __forceinline__ void repeat(int thread, To* to, const From* from) {
   for (int n = thread; n < SIZE; n += THREADS) to[n] = from[n];
 }
 
 // Puts from[i * row + j * column] into squares, and zero beyond the end.
-template <int THREADS, int ROWS, int COLUMNS, class T>
-__device__ __forceinline__ void arrange(int thread, T* to, const T* from, int row, int column) {
+template <int THREADS, int ROWS, int COLUMNS, class To, class From>
+__device__ __forceinline__ void arrange(int thread, To* to, const From* from, int row, int column) {
   constexpr int kAcross = squares(COLUMNS);
   for (int n = thread; n < squares(ROWS) * kAcross * 64; n += THREADS) {
     const int i = n / (8 * kAcross), j = n % (8 * kAcross);
     const bool inside = i < ROWS && j < COLUMNS;
     to[(i / 8 * kAcross + j / 8) * 64 + in_square(i % 8, j % 8)] =
-        inside ? from[i * row + j * column] : T{};
+        inside ? from[i * row + j * column] : From{};
   }
 }
 
@@ -174,9 +174,21 @@ __device__ __forceinline__ void positions(const Quad<W>& quad, int first, const 
   unrolled<(COUNT + 3) / 4>([&](int slot) { body(slot, first + position<COUNT>(quad, slot)); });
 }
 
+// Of values in memory what lanes compute with.
+template <class T, int W>
+__device__ __forceinline__ Pack<double, W> doubles(const Pack<T, W>& x) {
+  return spread<double, W>(x);
+}
+template <class T, int W, int N, class Q>
+__device__ __forceinline__ Whole<Pack<double, W>, N> doubles(const QuadFibre<T, W, N, Q>& x) {
+  Whole<Pack<double, W>, N> y;
+  unrolled<y.slots>([&](int slot) { y[slot] = doubles(x[slot]); });
+  return y;
+}
+
 // A whole field that all elements share.
-template <int N, int STRIDE, int W>
-__device__ __forceinline__ Whole<double, N> load_shared(const Quad<W>& quad, const double* from) {
+template <int N, int STRIDE, int W, class T>
+__device__ __forceinline__ Whole<double, N> load_shared(const Quad<W>& quad, const T* from) {
   Whole<double, N> x;
   positions<N>(quad, 0, [&](int slot, int i) { x[slot] = from[i * STRIDE]; });
   return x;

@@ -171,9 +171,10 @@ CASES = {
 
 def program_of(case: Case, dtype: str = "float64") -> ElementProgram:
     function, shapes = case
-    arrays = [jnp.zeros((2, *x), dtype) for x in shapes]
-    (program,) = jaxprs.programs(jm.fuse(function), *arrays)
-    return normal_form(program)[0]
+    with jax.enable_x64(dtype == "float64"):  # whether tables are of float64
+        arrays = [jnp.zeros((2, *x), dtype) for x in shapes]
+        (program,) = jaxprs.programs(jm.fuse(function), *arrays)
+        return normal_form(program)[0]
 
 
 def panels(program: ElementProgram, extents: tuple[int, ...], architecture: str) -> Kernel:
@@ -204,6 +205,26 @@ def test_values(name: str, architecture: str, emulated: Path) -> None:
         arrays = arguments(program, (elements,))
         found = emulate(program, arrays, emulated, architecture)
         cuda_fused.assert_same(program, arrays, found)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "diffusion of twenty nodes",
+        "elasticity of ten nodes",
+        "interpolation",
+        "twice",
+        "integrals",
+        "matrices of twenty nodes",
+    ],
+)
+def test_values_of_float32(name: str, emulated: Path) -> None:
+    """Arrays of float32 whose elements are multiplied, as doubles, by tables of float32."""
+    program = program_of(CASES[name], "float32")
+    assert program.dtype == np.float32
+    for elements in (1, 45):
+        arrays = arguments(program, (elements,))
+        cuda_fused.assert_same(program, arrays, emulate(program, arrays, emulated))
 
 
 def test_elements_do_not_mix(emulated: Path) -> None:

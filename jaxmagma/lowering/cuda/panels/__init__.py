@@ -22,7 +22,13 @@ import numpy as np
 
 from jaxmagma.lowering.cuda.architectures import Limits
 from jaxmagma.lowering.cuda.panels.association import associations
-from jaxmagma.lowering.cuda.panels.fields import Fields, Multiply, Unsuitable, fields_of
+from jaxmagma.lowering.cuda.panels.fields import (
+    Apply,
+    Fields,
+    Multiply,
+    Unsuitable,
+    fields_of,
+)
 from jaxmagma.lowering.cuda.panels.layout import Layout, layout_of
 from jaxmagma.lowering.cuda.panels.ownership import Ownership, ownerships
 from jaxmagma.lowering.cuda.panels.schedule import Schedule, schedules
@@ -64,8 +70,9 @@ class Panels:
 
     @property
     def shared_bytes(self) -> int:
-        values = self.layout.size + self.transfers.warps * self.transfers.of_warp
-        return values * self.plan.program.dtype.itemsize
+        dtype = self.plan.program.dtype
+        own = dtype.itemsize * self.transfers.warps * self.transfers.of_warp
+        return self.schedule.fields.computed(dtype).itemsize * self.layout.size + own
 
     @property
     def elements(self) -> int:
@@ -108,15 +115,28 @@ def panels_of(plan: Plan, limits: Limits) -> Panels | str:
     if found:
         # An element's matrix can be stored by its rows or by its columns.
         plan, fields = min(found, key=lambda x: sum(store.stride for store in x[1].stores))
-        # Of other numbers than these tensor cores make products that are not as exact.
-        if any(isinstance(x, Multiply) for x in fields.fields) and program.dtype == np.float64:
+        if _has_products(fields, program.dtype, limits):
             shared = _best(plan, fields, limits)
     return shared or alone or why
 
 
+# What rounds to a narrower dtype would round twice in JAX, the first time to float32.
+_ROUNDED = {"round_to_bfloat16", "round_to_float16"}
+
+
+def _has_products(fields: Fields, dtype: np.dtype, limits: Limits) -> bool:
+    """Whether tables are applied, and lanes may do that with doubles, as tensor cores do exactly.
+
+    It is as exact for float32, and where tensor cores are fast, as fast as multiply-adds of these.
+    """
+    applied = {x.function for x in fields.fields if isinstance(x, Apply)}
+    doubles = dtype == np.float64 or (limits.tensor_rate > 1 and not applied & _ROUNDED)
+    return doubles and any(isinstance(x, Multiply) for x in fields.fields)
+
+
 def _best(plan: Plan, fields: Fields, limits: Limits) -> Panels | None:
     """The one with the most elements side by side, and points that are whole, if there is room."""
-    itemsize = plan.program.dtype.itemsize
+    itemsize = fields.computed(plan.program.dtype).itemsize
     layout = layout_of(plan, fields)
     owned = [(x, y) for x in schedules(fields) for y in ownerships(x, itemsize, limits)]
     # Of more elements a lane has more values, but work on them takes less time.

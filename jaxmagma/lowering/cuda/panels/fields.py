@@ -15,6 +15,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from jaxmagma.lowering.cuda.panels.association import SHORTEST
 from jaxmagma.plans.plan import Plan, Pointwise, Product, Rearrange
 from jaxmagma.programs.axes import Axis, JoinedAxes
@@ -126,6 +128,11 @@ class Fields:
     extents: tuple[int, ...]
     fields: tuple[Field, ...]
     stores: tuple[Store, ...]
+
+    def computed(self, dtype: np.dtype) -> np.dtype:
+        """What lanes compute with, of arrays of this dtype: tensor cores multiply doubles."""
+        tables = any(isinstance(x, Multiply) for x in self.fields)
+        return np.dtype(np.float64) if tables else dtype
 
     def needed(self, some: Iterable[int], given: Set[int] = frozenset()) -> list[int]:
         """The fields that some are made of, themselves among them, but those that are given."""

@@ -65,7 +65,7 @@ class Layout:
 
     Attributes:
       shared: where an operand is, of those that lanes read value by value.
-      size: in values.
+      size: in values that lanes compute with.
     """
 
     shared: Mapping[int, int]

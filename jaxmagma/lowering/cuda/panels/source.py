@@ -89,7 +89,8 @@ class _Printer:
         self.ownership = ownership
         self.layout = layout
         self.transfers = transfers
-        self.type = TYPES[plan.program.dtype]
+        self.type = TYPES[plan.program.dtype]  # in memory
+        self.computed = TYPES[schedule.fields.computed(plan.program.dtype)]
         self.pointers = pointers_of(plan, schedule)
         self.batched = [x for x in self.pointers if x.axes]
         self.constants = set(tables_of(plan, schedule))
@@ -142,7 +143,7 @@ class _Printer:
         with text.braces(f"kernel({separator.join(parameters)})"):
             if self.layout.size or self.transfers.stages:
                 text("extern __shared__ __align__(16) unsigned char memory[];")
-                text(f"{self.type}* const shared = reinterpret_cast<{self.type}*>(memory);")
+                text(f"{self.computed}* const shared = reinterpret_cast<{self.computed}*>(memory);")
             self._print_tables()
             text("const auto quad = panel_lane<kElements, kLanes>(threadIdx.x);")
             text("const auto rows = panel_rows<kElements, kLanes>(threadIdx.x);")
@@ -154,7 +155,8 @@ class _Printer:
             stages = self.transfers.stages
             if stages:
                 own = f"{self.transfers.of_warp} * (threadIdx.x / 32)"
-                text(f"{self.type}* const own = shared + {self.layout.size} + {own};")
+                behind = f"reinterpret_cast<{self.type}*>(shared + {self.layout.size})"
+                text(f"{self.type}* const own = {behind} + {own};")
             if stages > 1:
                 text("int half = 0;")
                 self._print_bring("kPanel * warp", "0")
@@ -226,11 +228,11 @@ class _Printer:
         text = self.text
         for operand, offset in self.layout.shared.items():
             values = f"kThreads, {self.plan.tiles[operand].size}"
-            text(f"{self.type}* const c{operand} = shared + {offset};")
+            text(f"{self.computed}* const c{operand} = shared + {offset};")
             text(f"repeat<{values}>(threadIdx.x, c{operand}, {self._memory(operand)});")
         for n, x in enumerate(self.layout.matrices):
             where = f"{self._memory(x.table.operand)} + {x.table.offset}"
-            text(f"{self.type}* const m{n} = shared + {x.offset};")
+            text(f"{self.computed}* const m{n} = shared + {x.offset};")
             text(
                 f"arrange<kThreads, {x.rows}, {x.columns}>(threadIdx.x, m{n}, {where}, "
                 f"{x.table.row}, {x.table.column});"
@@ -342,21 +344,25 @@ class _Printer:
         offset = self._offset(number, field.offset)
         if field.axis is None:
             if field.index is not None:
-                return self._gathered(field, offset)
+                return self._computed(self._gathered(field, offset))
             if shared:
-                return f"{self._shared(field.operand)}[{offset}]"
-            return f"get(g{field.operand} + ({offset}))"
+                return f"{self.computed}({self._shared(field.operand)}[{offset}])"
+            return self._computed(f"get(g{field.operand} + ({offset}))")
         extent = self.extents[field.axis]
         if field.index is not None:
             sizes = f"{extent}, {field.stride}, 0, {field.components}"
-            return (
+            return self._computed(
                 f"load_gathered<{sizes}>(quad, g{field.operand}, length{field.operand}, "
                 f"g{field.index} + {offset}, {field.component})"
             )
         if shared:
             where = f"{self._shared(field.operand)} + {offset}"
             return f"load_shared<{extent}, {field.stride}>(quad, {where})"
-        return f"load<{extent}, {field.stride}>(quad, g{field.operand} + {offset})"
+        return self._computed(f"load<{extent}, {field.stride}>(quad, g{field.operand} + {offset})")
+
+    def _computed(self, loaded: str) -> str:
+        """What lanes compute with of values in memory."""
+        return loaded if self.type == self.computed else f"doubles({loaded})"
 
     def _gathered(self, field: Load, at: str) -> str:
         return (
@@ -432,7 +438,7 @@ class _Printer:
             for store in loop.stores:
                 to = f"out{store.output} + {self._offset(store, store.offset)}"
                 at = f"(8 * t + position<kCount>(quad, slot)) * {store.stride}"
-                value = f"spread<double, kElements>({self._at_point(store.field)})"
+                value = f"spread<{self.type}, kElements>({self._at_point(store.field)})"
                 text(f"put<kCount>(quad, slot, {to} + {at}, {value});")
 
     def _is_product(self, number: int) -> bool:
@@ -451,9 +457,9 @@ class _Printer:
             for x, field in loads:
                 at = f"{self._offset(x, field.offset)} + i * {field.stride}"
                 if field.index is not None:
-                    value = self._gathered(field, at)
+                    value = self._computed(self._gathered(field, at))
                 elif self.plan.tiles[field.operand].batched:
-                    value = f"get(g{field.operand} + ({at}))"
+                    value = self._computed(f"get(g{field.operand} + ({at}))")
                 else:
                     value = f"{self._shared(field.operand)}[{at}]"
                 self.text(f"p{x}[slot] = {value};")
@@ -541,7 +547,7 @@ class _Printer:
     def _name(self, number: int) -> str:
         field = self.fields[number]
         if isinstance(field, Number):
-            return _literal(field.value, self.type)
+            return _literal(field.value, self.computed)
         return f"v{number}" if field.axis is None else f"f{number}"
 
     def _rows(self, number: int) -> int:

@@ -75,8 +75,9 @@ def transfers_of(
 
     All in two stages or in one, operands alone, nothing.
     """
-    itemsize = plan.program.dtype.itemsize
-    banks = _BYTES // itemsize  # as wide as a value
+    dtype = plan.program.dtype
+    itemsize, banks = dtype.itemsize, _BYTES // dtype.itemsize  # as wide as a value
+    tables = schedule.fields.computed(dtype).itemsize * layout.size
     read = _staged(_reads(plan, schedule), ownership, banks)
     written = _staged(_writes(plan, schedule), ownership, banks)
     choices = [(2, read, written), (1, read, written)]
@@ -85,7 +86,7 @@ def transfers_of(
     found = [
         x
         for some in choices
-        if (x := _largest(*some, ownership, layout, itemsize, limits)) is not None
+        if (x := _largest(*some, ownership, tables, itemsize, limits)) is not None
     ]
     most = max((x.warps * x.blocks for x in found), default=0)
     return next((x for x in found if x.warps * x.blocks >= min(most, _ENOUGH)), None)
@@ -96,7 +97,7 @@ def _largest(
     read: tuple[Staged, ...],
     written: tuple[Staged, ...],
     ownership: Ownership,
-    layout: Layout,
+    tables: int,
     itemsize: int,
     limits: Limits,
 ) -> Transfers | None:
@@ -104,7 +105,7 @@ def _largest(
     panel, sent = (sum(ownership.panel * x.stride for x in tiles) for tiles in (read, written))
     best: Transfers | None = None
     for warps in _WARPS:
-        own = itemsize * (layout.size + warps * (stages * panel + sent))
+        own = tables + itemsize * warps * (stages * panel + sent)
         if own > limits.shared_of_block or WARP * warps > limits.threads:
             continue
         blocks = min(
