@@ -138,6 +138,13 @@ def whole_programs(size: float) -> Iterator[Workload]:
         yield from program.workloads(size)
 
 
+def whole_programs_in_float32(size: float) -> Iterator[Workload]:
+    """The same of arrays and tables of float32."""
+    for program in programs.every():
+        if program.dtype == "float64":
+            yield from programs.in_float32(program).workloads(size)
+
+
 def elsewhere(size: float) -> Iterator[Workload]:
     """Faces, particles, filters, reactions, small networks: what must not lose by a kernel."""
     for program in users.every():
@@ -233,6 +240,7 @@ SUITES: dict[str, Callable[[float], Iterator[Workload]]] = {
     "precisions": precisions,
     "applications": applications,
     "programs": whole_programs,
+    "programs-f32": whole_programs_in_float32,
     "users": elsewhere,
     "meshes": global_vectors,
     "library": library,

@@ -15,6 +15,7 @@ then derivatives ``d``. J[..., d, f] is the derivative of reference coordinate d
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -96,6 +97,27 @@ class Program:
 
     def _given(self, spelling: Spelling) -> Callable[..., Arguments]:
         return lambda *numbers: spelling.arranged(*self.given(*numbers))
+
+
+def in_float32(program: Program) -> Program:
+    """The same of arrays and tables of float32."""
+
+    def single(function: Callable[..., Any]) -> Callable[..., Any]:
+        def of_single(*arguments: Array) -> Any:
+            with jax.enable_x64(False):
+                return function(*arguments)
+
+        return of_single
+
+    family, size = program.name.split("/")
+    return replace(
+        program,
+        name=f"{family}-f32/{size}",
+        plain=single(program.plain),
+        others={k: replace(x, element=single(x.element)) for k, x in program.others.items()},
+        given=single(program.given),
+        dtype="float32",
+    )
 
 
 def every() -> Iterator[Program]:

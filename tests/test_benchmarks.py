@@ -46,10 +46,12 @@ FAMILIES = {
 }
 # The smallest of whole programs, in every spelling.
 PROGRAMS = {w.family: w for w in reversed(cases.build(["programs"], 1e4))}
+IN_FLOAT32 = {w.family for w in cases.build(["programs-f32"], 1e4)}
 SAMPLE = {
     w.name: w
     for w in SMALL
-    if (w is FAMILIES.get(w.family) or w.family == "library") and w.family not in PROGRAMS
+    if (w is FAMILIES.get(w.family) or w.family == "library")
+    and w.family not in {*PROGRAMS, *IN_FLOAT32}
 }
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
