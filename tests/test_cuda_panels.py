@@ -207,17 +207,17 @@ def test_values(name: str, architecture: str, emulated: Path) -> None:
         cuda_fused.assert_same(program, arrays, found)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "diffusion of twenty nodes",
-        "elasticity of ten nodes",
-        "interpolation",
-        "twice",
-        "integrals",
-        "matrices of twenty nodes",
-    ],
-)
+WITH_TABLES_OF_FLOAT32 = [
+    "diffusion of twenty nodes",
+    "elasticity of ten nodes",
+    "interpolation",
+    "twice",
+    "integrals",
+    "matrices of twenty nodes",
+]
+
+
+@pytest.mark.parametrize("name", WITH_TABLES_OF_FLOAT32)
 def test_values_of_float32(name: str, emulated: Path) -> None:
     """Arrays of float32 whose elements are multiplied, as doubles, by tables of float32."""
     program = program_of(CASES[name], "float32")
@@ -394,7 +394,23 @@ def test_on_a_gpu(name: str, elements: int) -> None:
     arrays = [rng.uniform(0.5, 1, (elements, *x)).astype(dtype) for x in shapes]
     with choices.using(Choice.of({"owner": "panels"}, choices.CALLER)):
         found = jax.jit(jm.fuse(function))(*arrays)
-    wanted = jax.jit(jax.vmap(function))(*arrays)
+    assert_near(found, jax.jit(jax.vmap(function))(*arrays), dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("elements", [1, 20011])
+@pytest.mark.parametrize("name", WITH_TABLES_OF_FLOAT32)
+def test_float32_on_a_gpu(name: str, elements: int) -> None:
+    function, shapes = CASES[name]
+    rng = np.random.default_rng(elements)
+    arrays = [rng.uniform(0.5, 1, (elements, *x)).astype("float32") for x in shapes]
+    with jax.enable_x64(False), choices.using(Choice.of({"owner": "panels"}, choices.CALLER)):
+        found = jax.jit(jm.fuse(function))(*arrays)
+    wanted = jax.jit(jax.vmap(function))(*(x.astype("float64") for x in arrays))
+    assert_near(found, wanted, "float32")
+
+
+def assert_near(found: Any, wanted: Any, dtype: str) -> None:
     for have, want in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         scale, eps = float(jnp.max(jnp.abs(want))), float(np.finfo(dtype).eps)
         np.testing.assert_allclose(have, want, 1e4 * eps, 1e3 * eps * scale)
