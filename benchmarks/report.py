@@ -161,10 +161,13 @@ def _ranges(families: dict[str, list[Result]]) -> str:
 
 
 def precisions_table(run: Run) -> str:
-    """Of each family in another dtype than float64: the share of the roofline at every size."""
+    """Of each family in another dtype than float64: the share of the roofline at every size.
+
+    Of whole programs, those that are array code.
+    """
     rows = []
     for name, members in _families(run).items():
-        if members[0].dtype == "float64" or name.startswith("bgemm"):
+        if members[0].dtype == "float64" or name.startswith("bgemm") or ":" in name:
             continue
         letter = members[0].case.split("/")[1][0]
         shares = (
