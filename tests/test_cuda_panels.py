@@ -322,9 +322,10 @@ def test_two_batch_axes(in_axes: tuple[int | None, ...], emulated: Path) -> None
     cuda_fused.assert_same(program, arrays, emulate(program, arrays, emulated))
 
 
-def test_gathered_operands(emulated: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_gathered_operands(dtype: str, emulated: Path) -> None:
     """From a vector of values, or of vectors, by an index that says no place here and there."""
-    D = table(3, 11, 10)
+    D = table(3, 11, 10).astype(dtype)
 
     def function(u: Any, x: Any) -> Any:
         J = jnp.einsum("dqi,ix->qdx", D, x)
@@ -333,7 +334,7 @@ def test_gathered_operands(emulated: Path) -> None:
     index = np.random.default_rng(2).integers(0, 50, (29, 10))
     mesh = jm.gather(index)
     fused = jm.fuse(function, in_axes=(mesh, mesh))
-    programs = jaxprs.programs(fused, jnp.zeros(50), jnp.zeros((50, 3)))
+    programs = jaxprs.programs(fused, jnp.zeros(50, dtype), jnp.zeros((50, 3), dtype))
     program, _ = normal_form(programs[0])
     rng = np.random.default_rng(3)
     arrays: list[Array] = []
@@ -341,7 +342,7 @@ def test_gathered_operands(emulated: Path) -> None:
         if operand.dtype.kind == "i":
             arrays.append(np.where(index == 7, 50, index).astype(operand.dtype))
         else:
-            arrays.append(rng.uniform(-1, 1, operand.tile))
+            arrays.append(rng.uniform(-1, 1, operand.tile).astype(dtype))
     cuda_fused.assert_same(program, arrays, emulate(program, arrays, emulated))
 
 
