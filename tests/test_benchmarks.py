@@ -46,7 +46,7 @@ FAMILIES = {
 }
 # The smallest of whole programs, in every spelling.
 PROGRAMS = {w.family: w for w in reversed(cases.build(["programs"], 1e4))}
-IN_FLOAT32 = {w.family for w in cases.build(["programs-f32"], 1e4)}
+IN_FLOAT32 = {w.family: w for w in reversed(cases.build(["programs-f32"], 1e4))}
 SAMPLE = {
     w.name: w
     for w in SMALL
@@ -87,6 +87,13 @@ def test_result(workload: Workload) -> None:
     for a, b in zip(got, exact, strict=True):
         assert a.dtype == workload.dtype
         assert measure.error_against(b, a) < measure.TOLERANCE[workload.dtype] / 5
+
+
+@pytest.mark.parametrize("workload", IN_FLOAT32.values(), ids=lambda w: w.name)
+def test_programs_in_float32_have_no_other_arrays(workload: Workload) -> None:
+    args = inputs(workload)
+    results = jax.tree.leaves(jax.eval_shape(workload.functions()["vmap"], *args))
+    assert {x.dtype for x in (*args, *results)} == {np.dtype(np.float32)}
 
 
 def exact_gradient(workload: Workload, args: Sequence[jax.Array]) -> list[np.ndarray]:

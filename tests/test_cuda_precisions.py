@@ -28,9 +28,9 @@ def x64() -> Iterator[None]:
 
 UNSPILLED: dict[str, ElementProgram] = {
     **{f"{dtype} chain n={n}": chain(n, dtype=dtype)
-       for dtype in ("float32", "complex64", "complex128") for n in (4, 16, 17, 31, 32)},
+       for dtype in ("float32", "complex64", "complex128") for n in (4, 9, 16, 17, 24, 31, 32)},
     **{f"{dtype} mass p={p}": mass(p, dtype=dtype)
-       for dtype in ("float32", "complex64", "complex128") for p in (2, 8)},
+       for dtype in ("float32", "complex64", "complex128") for p in (2, 6, 8)},
 }  # fmt: skip
 
 

@@ -160,7 +160,7 @@ def _contract(
         missing = [
             n + len(axes) for n, label in enumerate(operation.output) if label not in present
         ]
-        array = _arranged(array, range(array.ndim), missing)
+        array = lax.expand_dims(array, missing)
         array = _broadcast(array, array.shape[: len(axes)] + operation.tile)
     return array, axes
 

@@ -22,13 +22,7 @@ import numpy as np
 
 from jaxmagma.lowering.cuda.architectures import Limits
 from jaxmagma.lowering.cuda.panels.association import associations
-from jaxmagma.lowering.cuda.panels.fields import (
-    Apply,
-    Fields,
-    Multiply,
-    Unsuitable,
-    fields_of,
-)
+from jaxmagma.lowering.cuda.panels.fields import Apply, Fields, Unsuitable, fields_of
 from jaxmagma.lowering.cuda.panels.layout import Layout, layout_of
 from jaxmagma.lowering.cuda.panels.ownership import Ownership, ownerships
 from jaxmagma.lowering.cuda.panels.schedule import Schedule, schedules
@@ -115,7 +109,7 @@ def panels_of(plan: Plan, limits: Limits) -> Panels | str:
     if found:
         # An element's matrix can be stored by its rows or by its columns.
         plan, fields = min(found, key=lambda x: sum(store.stride for store in x[1].stores))
-        if _has_products(fields, program.dtype, limits):
+        if fields.has_products and _doubles_serve(fields, program.dtype, limits):
             shared = _best(plan, fields, limits)
     return shared or alone or why
 
@@ -124,14 +118,13 @@ def panels_of(plan: Plan, limits: Limits) -> Panels | str:
 _ROUNDED = {"round_to_bfloat16", "round_to_float16"}
 
 
-def _has_products(fields: Fields, dtype: np.dtype, limits: Limits) -> bool:
-    """Whether tables are applied, and lanes may do that with doubles, as tensor cores do exactly.
+def _doubles_serve(fields: Fields, dtype: np.dtype, limits: Limits) -> bool:
+    """Whether lanes may compute with doubles, of which alone tensor cores make exact products.
 
-    It is as exact for float32, and where tensor cores are fast, as fast as multiply-adds of these.
+    Those of float32 are as exact then, and where tensor cores are fast, as fast as multiply-adds.
     """
     applied = {x.function for x in fields.fields if isinstance(x, Apply)}
-    doubles = dtype == np.float64 or (limits.tensor_rate > 1 and not applied & _ROUNDED)
-    return doubles and any(isinstance(x, Multiply) for x in fields.fields)
+    return dtype == np.float64 or (limits.tensor_rate > 1 and not applied & _ROUNDED)
 
 
 def _best(plan: Plan, fields: Fields, limits: Limits) -> Panels | None:
