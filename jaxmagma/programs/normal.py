@@ -23,6 +23,7 @@ import numpy as np
 from jaxmagma.programs.axes import Axis, JoinedAxes
 from jaxmagma.programs.builder import MOST_COMPONENTS, Builder
 from jaxmagma.programs.canonical import canonical_form
+from jaxmagma.programs.distribution import distributed
 from jaxmagma.programs.memo import remembered
 from jaxmagma.programs.program import (
     Contract,
@@ -51,7 +52,7 @@ _MOST_APPLIED = 9
 def normal_form(program: ElementProgram) -> tuple[ElementProgram, tuple[int, ...]]:
     """The same function of the same arrays; and which arguments are left."""
     program, kept = without_tables(program)
-    rewritten, arguments = _rewritten(with_axes_split(program))
+    rewritten, arguments = _rewritten(distributed(with_axes_split(program)))
     written, order = canonical_form(rewritten)
     return written, tuple(kept[arguments[n]] for n in order)
 

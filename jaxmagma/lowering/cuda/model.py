@@ -236,7 +236,7 @@ def wants_panels(block: Block | Declined) -> bool:
     if isinstance(block, Declined):
         return True
     stages = block.schedule.stages
-    if len(stages) > MOST_STAGES or _reads_apart(block):
+    if len(stages) > MOST_STAGES or _reads_apart(block) or _works_alone(block):
         return True
     gemms = [x for x in stages if isinstance(x, Gemm)]
     return any(not block.plan.tiles[x].batched for gemm in gemms for x in gemm.step.operands)
@@ -249,6 +249,16 @@ def keeps_more_busy(joined: Block, apart: Block) -> bool:
     """
     room, room_apart = (x.elements * x.resident for x in (joined, apart))
     return len(joined.schedule.stages) <= len(apart.schedule.stages) and room >= room_apart
+
+
+def _works_alone(block: Block) -> bool:
+    """Whether a thread has an element by itself in one of several stages.
+
+    For others it then stores what it could have kept.
+    """
+    stages = block.schedule.stages
+    alone = [x for x in stages if isinstance(x, Sweep) and x.count == 1 and not x.light]
+    return len(stages) > 1 and bool(alone)
 
 
 def _reads_apart(block: Block) -> bool:

@@ -12,7 +12,7 @@ that is another axis over elements: an element has so many *rows*, which are com
 import contextlib
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -539,41 +539,39 @@ class _Reading:
         return self.add(Multiply(tuple(tables), tuple(fields), long[row]))
 
     def _of_view(self, number: int, step: View) -> Iterator[tuple[_Index, int]]:
-        whole, part = self.plan.tiles[step.operand].shape, step.tile
-        box = box_of(whole, step.offset, step.strides, part)
         for index in self._indices(number):
-            at = self._inside(step.operand, number, box, index)
+            at = self._inside(step.operand, number, step.offset, step.strides, index)
             yield index, self._read(step.operand, at)
 
     def _of_place(self, number: int, step: Place) -> Iterator[tuple[_Index, int]]:
         pieces: dict[_Index, list[int]] = {x: [] for x in self._indices(number)}
         for part, offset, strides in step.pieces:
-            box = box_of(step.tile, offset, strides, self.plan.tiles[part].shape)
             for index in self._indices(part):
-                at = self._inside(number, part, box, index)
+                at = self._inside(number, part, offset, strides, index)
                 pieces[at].append(self._read(part, index))
         for index, fields in pieces.items():
             yield index, self.total(fields) if fields else self.add(Number.of(0.0))
 
     def _inside(
-        self,
-        whole: int,
-        part: int,
-        box: Iterable[tuple[int, int, int, int | None]] | None,
-        index: _Index,
+        self, whole: int, part: int, offset: int, strides: Sequence[int], index: _Index
     ) -> _Index:
         """Where a component of a part of a tile is in that tile."""
+        shape, own = self.plan.tiles[whole].shape, self.plan.tiles[part].shape
+        short = self._short(whole)
+        at = dict(zip(self._short(part), index, strict=True))
+        if len(at) == len(own) and len(short) == len(shape):
+            place = offset + sum(strides[n] * i for n, i in at.items())
+            return tuple(int(i) for i in np.unravel_index(place, shape))
+        box = box_of(shape, offset, strides, own)
         if box is None:
             raise Unsuitable("a part of a tile that is no box")
-        at = dict(zip(self._short(part), index, strict=True))
-        short = self._short(whole)
         found = []
         for axis, (start, by, count, position) in enumerate(box):
             if axis in short:
                 if position is not None and position not in at:
                     raise Unsuitable("a long axis that is part of a short one")
                 found.append(start + (0 if position is None else by * at[position]))
-            elif (start, by, count) != (0, 1, self.plan.tiles[whole].shape[axis]):
+            elif (start, by, count) != (0, 1, shape[axis]):
                 raise Unsuitable("a part of a long axis")
         return tuple(found)
 

@@ -1,0 +1,356 @@
+"""Tables are applied to values of an element, not to sums of tables that an element has made.
+
+Gradients of shape functions in an element are sums of tables, each times a value of the element:
+``g = G @ inv(J)``, computed once and used wherever a gradient is taken. As a value of its own ``g``
+has all nodes at all points. Applied to what ``g`` is, a sum of products, the products are those of
+tables that all elements share, each with as few values as the element has::
+
+    (a A + b B) u = a (A u) + b (B u)         weights of points that the result has
+    (a A + b B)^T v = A^T (a v) + B^T (b v)   weights of points that are summed over
+
+A weight of the whole element may be multiplied before or after, as leaves fewer products: ``A u``
+serves all directions in which a field is derived, and what is multiplied with ``A^T`` is added up
+before. So ``g`` and what the einsum of ``G``, ``inv(J)`` and ``u`` would have been come to the same
+few products.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jaxmagma.programs.builder import Builder
+from jaxmagma.programs.functions import FUNCTIONS
+from jaxmagma.programs.labels import canonical, letters
+from jaxmagma.programs.program import (
+    Contract,
+    ElementProgram,
+    Map,
+    Operation,
+)
+
+
+# How many more operations these may take, which are products of matrices with many elements.
+_AS_GOOD = 1.1
+
+
+def distributed(program: ElementProgram) -> ElementProgram:
+    """The program with products of tables, where that takes no more operations."""
+    if not any(_has_weights(program, x) for x in program.operations):
+        return program
+    first = _Distribution(program)
+    found = first.program()
+    if not first.products:
+        return program
+    if first.has_choices:
+        found = _Distribution(program, first.uses_of_pairs()).program()
+    return found if _flops(found) <= _AS_GOOD * _flops(program) else program
+
+
+def _has_weights(program: ElementProgram, operation: Operation) -> bool:
+    """Whether a table is multiplied by a value of an element that has fewer axes."""
+    if not isinstance(operation, Map) or operation.function != "mul":
+        return False
+    tables = [x for x, labels in operation.terms if not program.batch[x] and len(labels) > 1]
+    sizes = {len(labels) for _, labels in operation.terms}
+    return len(tables) == 1 and len(sizes) == 2
+
+
+def _flops(program: ElementProgram) -> int:
+    """Operations for each element."""
+    first = len(program.inputs)
+    return sum(_operations(x) for n, x in enumerate(program.operations, first) if program.batch[n])
+
+
+def _operations(operation: Operation) -> int:
+    count = 1
+    if isinstance(operation, Contract | Map):
+        for extent in operation.extents.values():
+            count *= extent
+    if isinstance(operation, Map):
+        return count * FUNCTIONS[operation.function].flops
+    if isinstance(operation, Contract) and len(operation.terms) > 1:
+        return 2 * count
+    return 0
+
+
+# A value and its labels.
+_Term = tuple[int, str]
+
+
+@dataclass(frozen=True)
+class _Weighted:
+    """A table, all of whose axes a value has, and in another order maybe; times a weight.
+
+    ``axes`` and ``along`` are axes of the value that those of the table and of the weight are.
+    """
+
+    table: int
+    axes: tuple[int, ...]
+    weight: int
+    along: tuple[int, ...]
+
+    def terms(self, labels: str) -> tuple[_Term, _Term]:
+        """The table and the weight, where the value has these labels."""
+        table, weight = ("".join(labels[n] for n in axes) for axes in (self.axes, self.along))
+        return (self.table, table), (self.weight, weight)
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A table applied to something, a table times weights or a tile, but for the weights.
+
+    Attributes:
+      output: the labels of the result.
+      table: what is applied.
+      other: to what.
+      weight: the labels of weights.
+      sizes: of all labels.
+    """
+
+    output: str
+    table: _Term
+    other: _Term
+    weight: str
+    sizes: tuple[tuple[str, int], ...]
+
+    @property
+    def may_be_before(self) -> bool:
+        """Whether weights can be multiplied with what the table is applied to."""
+        return set(self.weight) <= set(self.other[1])
+
+    @property
+    def may_be_after(self) -> bool:
+        """Whether they can be multiplied with the result."""
+        return set(self.weight) <= set(self.output)
+
+
+# A table and what it is applied to.
+_Pair = tuple[int, int]
+
+
+class _Distribution:
+    """Writes a program anew, value by value.
+
+    ``pairs`` says how many sums have a product of a table and a value, where that is known. Numbers
+    of weights are those of the new program, all others of the old one.
+    """
+
+    def __init__(self, program: ElementProgram, pairs: Mapping[_Pair, int] | None = None) -> None:
+        self.old = program
+        self.builder = Builder(program.batch_rank, program.precision, summing=False)
+        self.pairs = pairs or {}
+        self.numbers: dict[int, int] = {}
+        self.sums: dict[int, list[_Weighted]] = {}
+        self.products: dict[int, dict[_Product, int]] = {}  # and the weights of each
+        self.merged: set[int] = set()  # into the products of a sum
+        uses = [x for operation in program.operations for x in operation.operands]
+        self.uses = Counter([*uses, *(x.value for x in program.outputs)])
+
+    def program(self) -> ElementProgram:
+        builder = self.builder
+        for number, operand in enumerate(self.old.inputs):
+            constant = operand.constant
+            self.numbers[number] = (
+                builder.input(operand) if constant is None else builder.constant(constant.array)
+            )
+        for number, operation in enumerate(self.old.operations, start=len(self.old.inputs)):
+            if isinstance(operation, Map):
+                self._of_map(number, operation)
+            elif isinstance(operation, Contract):
+                products = self._of_contraction(operation)
+                if products:
+                    self.products[number] = products
+            if number in self.products:
+                self.numbers[number] = self._total(self.products[number])
+            else:
+                self.numbers[number] = self._copied(operation)
+        outputs = [replace(x, value=self.numbers[x.value]) for x in self.old.outputs]
+        return builder.build(outputs).program
+
+    @property
+    def has_choices(self) -> bool:
+        """Whether weights may be on either side of some product."""
+        return any(self._is_choice(x) for products in self.products.values() for x in products)
+
+    def uses_of_pairs(self) -> Counter[_Pair]:
+        """In how many sums each product of a table and a value is."""
+        sums = (x for n, x in self.products.items() if n not in self.merged)
+        return Counter((x.table[0], x.other[0]) for products in sums for x in products)
+
+    def _copied(self, operation: Operation) -> int:
+        numbers = self.numbers
+        if isinstance(operation, Contract | Map):
+            terms = [(numbers[x], labels) for x, labels in operation.terms]
+            return self.builder.again(operation, terms, operation.output)
+        return self.builder.copy(operation, numbers)
+
+    # ---- Sums of tables --------------------------------------------------------------------------
+
+    def _of_map(self, number: int, operation: Map) -> None:
+        """Notes what a pointwise function of sums is, if it is a sum."""
+        name, terms = operation.function, operation.terms
+        if name == "mul":
+            for term, other in (terms, terms[::-1]):
+                self._scaled(number, operation, term, other)
+        elif name in ("add", "sub", "neg") and all(x == operation.output for _, x in terms):
+            negative = [name == "neg"] if len(terms) == 1 else [False, name == "sub"]
+            values = [x for x, _ in terms]
+            tables = [x for x in values if not self.old.batch[x] and len(operation.output) > 1]
+            if len(tables) < len(values) and all(x in self.sums or x in tables for x in values):
+                self.sums[number] = self._added(zip(values, negative, strict=True))
+            elif all(x in self.products and self.uses[x] == 1 for x in values):
+                self.products[number] = self._merged(zip(values, negative, strict=True))
+
+    def _scaled(self, number: int, operation: Map, term: _Term, other: _Term) -> None:
+        """Of a table, or a sum of some, times a weight that has fewer axes."""
+        (value, labels), (weight, along) = term, other
+        output = operation.output
+        shared = not self.old.batch[value] and len(labels) > 1
+        if sorted(labels) != sorted(output) or not set(along) < set(output):
+            return
+        if value not in self.sums and not (shared and self.old.batch[weight]):
+            return
+        by, axes = self.numbers[weight], tuple(map(output.index, along))
+        if value not in self.sums:
+            of_table = tuple(map(output.index, labels))
+            self.sums[number] = [_Weighted(value, of_table, by, axes)]
+            return
+        moved = tuple(map(output.index, labels))
+        self.sums[number] = []
+        for x in self.sums[value]:
+            own = tuple(moved[n] for n in x.along)
+            made, over = self._combined("mul", number, (x.weight, own), (by, axes))
+            self.sums[number].append(
+                _Weighted(x.table, tuple(moved[n] for n in x.axes), made, over)
+            )
+
+    def _added(self, values: Iterable[tuple[int, bool]]) -> list[_Weighted]:
+        """The sum of sums, some of them negative, with one weight for each table."""
+        found: dict[tuple[int, tuple[int, ...]], tuple[int, tuple[int, ...]]] = {}
+        for value, negative in values:
+            for x in self.sums.get(value) or [self._once(value)]:
+                key, weight = (x.table, x.axes), (x.weight, x.along)
+                if negative:
+                    weight = self.builder.map("neg", x.weight), x.along
+                if key in found:
+                    weight = self._combined("add", value, found[key], weight)
+                found[key] = weight
+        return [_Weighted(*key, *weight) for key, weight in found.items()]
+
+    def _once(self, table: int) -> _Weighted:
+        one = self.builder.constant(np.ones((), self.old.dtype))
+        return _Weighted(table, tuple(range(len(self.old.tiles[table]))), one, ())
+
+    def _combined(
+        self,
+        function: str,
+        value: int,
+        left: tuple[int, tuple[int, ...]],
+        right: tuple[int, tuple[int, ...]],
+    ) -> tuple[int, tuple[int, ...]]:
+        """A function of two weights along axes of a value."""
+        tile = self.old.tiles[value]
+        labels = letters(len(tile))
+        axes = tuple(sorted({*left[1], *right[1]}))
+        terms = [(x, "".join(labels[n] for n in own)) for x, own in (left, right)]
+        output = "".join(labels[n] for n in axes)
+        sizes = dict(zip(labels, tile, strict=True))
+        return self.builder.pointwise(function, terms, output, sizes), axes
+
+    # ---- Products with them ----------------------------------------------------------------------
+
+    def _of_contraction(self, operation: Contract) -> dict[_Product, int] | None:
+        """A product with a sum of tables as products with each, if it is one that can be."""
+        if len(operation.terms) != 2:
+            return None
+        for term, other in (operation.terms, operation.terms[::-1]):
+            repeated = any(len(set(labels)) < len(labels) for _, labels in (term, other))
+            summed = set(term[1]) - set(operation.output)
+            # What a table is applied to may as well be a sum of some.
+            if term[0] in self.sums and self.old.batch[other[0]] and summed and not repeated:
+                return self._multiplied(operation, term, other)
+        return None
+
+    def _multiplied(
+        self, operation: Contract, term: _Term, other: _Term
+    ) -> dict[_Product, int] | None:
+        sizes = operation.extents
+        found: dict[_Product, int] = {}
+        for left in self.sums[term[0]]:
+            table, weight = left.terms(term[1])
+            for right in self.sums.get(other[0], [None]):
+                applied, by = other, weight
+                if right is not None:
+                    applied, more = right.terms(other[1])
+                    by = self._times(weight, more, sizes)
+                product, number = _product(operation, table, applied, by)
+                if not (product.may_be_before or product.may_be_after):
+                    return None
+                self._add(found, product, number)
+        return found
+
+    def _times(self, left: _Term, right: _Term, sizes: Mapping[str, int]) -> _Term:
+        output = "".join(sorted({*left[1], *right[1]}))
+        return self.builder.pointwise("mul", [left, right], output, sizes), output
+
+    def _merged(self, values: Iterable[tuple[int, bool]]) -> dict[_Product, int]:
+        """The products of several sums of them, some negative."""
+        found: dict[_Product, int] = {}
+        for value, negative in values:
+            self.merged.add(value)
+            for product, weight in self.products[value].items():
+                own = self.builder.map("neg", weight) if negative else weight
+                self._add(found, product, own)
+        return found
+
+    def _add(self, found: dict[_Product, int], product: _Product, weight: int) -> None:
+        before = found.get(product)
+        found[product] = weight if before is None else self.builder.map("add", before, weight)
+
+    def _total(self, products: Mapping[_Product, int]) -> int:
+        """The sum of products; those with one table and weights before are one product."""
+        builder = self.builder
+        alone: list[int] = []
+        groups: dict[tuple[_Term, str], list[_Product]] = {}
+        for product in products:
+            groups.setdefault((product.table, product.other[1]), []).append(product)
+        for group in groups.values():
+            sizes, output = dict(group[0].sizes), group[0].output
+            weighted = []
+            before = self._are_before(group)
+            for product in group:
+                table, other = ((self.numbers[x], own) for x, own in (product.table, product.other))
+                weight = products[product], product.weight
+                if product.may_be_before and (before or not product.may_be_after):
+                    weighted.append(builder.pointwise("mul", [other, weight], other[1], sizes))
+                else:
+                    terms = [(builder.contract([table, other], output, sizes), output), weight]
+                    alone.append(builder.pointwise("mul", terms, output, sizes))
+            if weighted:
+                terms = [table, (builder.sum(weighted), other[1])]
+                alone.append(builder.contract(terms, output, sizes))
+        return builder.sum(alone)
+
+    def _are_before(self, group: Iterable[_Product]) -> bool:
+        """Whether one product with a sum is less than several, some of which others have, too.
+
+        Products of tables are no work.
+        """
+        either = [x for x in group if self._is_choice(x)]
+        return sum(1 / self.pairs.get((x.table[0], x.other[0]), 1) for x in either) > 1
+
+    def _is_choice(self, product: _Product) -> bool:
+        of_element = bool(self.old.batch[product.other[0]])
+        return of_element and product.may_be_before and product.may_be_after
+
+
+def _product(
+    operation: Contract, table: _Term, other: _Term, weight: _Term
+) -> tuple[_Product, int]:
+    """A product, and its weights."""
+    labels, names = canonical(operation.output, table[1], other[1], weight[1])
+    output, first, second, by = labels
+    sizes = tuple((new, operation.extents[old]) for old, new in names)
+    return _Product(output, (table[0], first), (other[0], second), by, sizes), weight[0]
