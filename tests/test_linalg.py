@@ -27,6 +27,8 @@ SIZES = (1, 2, 3, 4)
 DTYPES = (np.float64, np.float32)
 # Each size, the larger ones in both.
 SIZES_AND_DTYPES = [(1, np.float32), (2, np.float64), *((n, x) for n in (3, 4) for x in DTYPES)]
+# Of what is eliminated, not iterated.
+ELIMINATED = [*SIZES_AND_DTYPES, (6, np.float32), (6, np.float64)]
 LONG = np.longdouble
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -109,7 +111,7 @@ def small(error: Array, scale: Array, dtype: Any, factor: float) -> bool:
 # ---- Backward errors -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rows", "dtype"), SIZES_AND_DTYPES)
+@pytest.mark.parametrize(("rows", "dtype"), ELIMINATED)
 def test_lu(rows: int, dtype: Any) -> None:
     for columns in {rows, 2 if dtype == np.float32 else 4}:
         a = matrices(rows, columns).astype(dtype)
@@ -128,7 +130,7 @@ def test_lu(rows: int, dtype: Any) -> None:
         np.testing.assert_array_equal(np.asarray(others[2])[same], order[same])
 
 
-@pytest.mark.parametrize(("size", "dtype"), SIZES_AND_DTYPES)
+@pytest.mark.parametrize(("size", "dtype"), ELIMINATED)
 def test_solve(size: int, dtype: Any) -> None:
     a = matrices(size, size).astype(dtype)
     b = np.random.default_rng(0).normal(size=(len(a), size)).astype(dtype)
@@ -195,7 +197,7 @@ def test_a_determinant_and_an_inverse_have_one_set_of_minors(size: int) -> None:
     assert both.total() - inverse.total() == (3 if size == 3 else 0)
 
 
-@pytest.mark.parametrize(("size", "dtype"), SIZES_AND_DTYPES)
+@pytest.mark.parametrize(("size", "dtype"), ELIMINATED)
 def test_cholesky(size: int, dtype: Any) -> None:
     a = matrices(size, size)
     a = (np.clip(a, -1e15, 1e15) @ transposed(np.clip(a, -1e15, 1e15))).astype(dtype)
@@ -268,7 +270,7 @@ def test_small_singular_values_of_scaled_columns() -> None:
     assert np.all(abs(values - expected)[well] <= 1e-12 * expected[well])
 
 
-@pytest.mark.parametrize(("rows", "dtype"), SIZES_AND_DTYPES)
+@pytest.mark.parametrize(("rows", "dtype"), ELIMINATED)
 def test_qr(rows: int, dtype: Any) -> None:
     for columns in {rows, 2}:
         a = matrices(rows, columns).astype(dtype)
@@ -493,9 +495,9 @@ def test_complex_and_large_matrices_are_left_to_jax(name: str) -> None:
     function = FUNCTIONS[name]
     a = well_conditioned(3, 3, 3) + 1j * jnp.eye(3)
     assert_close(jm.fuse(function)(a), jax.vmap(function)(a))
-    with pytest.raises(Unsupported, match="5 x 5"):
-        read(function, (5, 5))
-    b = well_conditioned(3, 5, 5)
+    with pytest.raises(Unsupported, match="7 x 7"):
+        read(function, (7, 7))
+    b = well_conditioned(3, 7, 7)
     assert_close(jm.fuse(function)(b), jax.vmap(function)(b), 1e-11)
 
 

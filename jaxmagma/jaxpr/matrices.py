@@ -11,10 +11,17 @@ from jaxmagma.programs import linalg
 from jaxmagma.programs.labels import letters
 
 
-def _matrix(reader: Tiles, x: Read, name: str) -> linalg.Matrix:
+# Of larger ones than these an inverse is more operations than a kernel has. Eigenvalues take as many
+# for every sweep over all pairs of rows.
+_LARGEST_ELIMINATED = 6
+
+
+def _matrix(
+    reader: Tiles, x: Read, name: str, largest: int = _LARGEST_ELIMINATED
+) -> linalg.Matrix:
     """The components along the last two axes."""
     *lead, rows, columns = reader.shape(x)
-    if max(rows, columns) > LARGEST_COMPONENT:
+    if max(rows, columns) > largest:
         raise Unsupported(f"{name} of {rows} x {columns} matrices")
     return _numbers(reader, x, (len(lead), len(lead) + 1))
 
@@ -43,7 +50,7 @@ def lu(reader: Tiles, equation: JaxprEqn, x: Read) -> list[Read]:
 
 def permutation(reader: Tiles, equation: JaxprEqn, pivots: Read) -> Read:
     lead, size = reader.shape(pivots)[:-1], equation.params["permutation_size"]
-    if size > LARGEST_COMPONENT:
+    if size > _LARGEST_ELIMINATED:
         raise Unsupported(f"a permutation of {size} rows")
     numbers = _numbers(reader, pivots, (len(lead),))
     return _joined(reader, linalg.permutation(numbers, size), lead)
@@ -59,7 +66,7 @@ def triangular_solve(reader: Tiles, equation: JaxprEqn, a: Read, b: Read) -> Rea
     axis = len(lead) if p["left_side"] else len(lead) + 1
     other = 2 * len(lead) + 1 - axis
     many = reader.shape(b)[other]
-    if many <= LARGEST_COMPONENT:
+    if many <= _LARGEST_ELIMINATED:
         right = _numbers(reader, b, (axis, other) if axis < other else (other, axis))
         right = right if p["left_side"] else right.T
         x = linalg.triangular_solve(matrix, right, lower, p["unit_diagonal"])
@@ -88,12 +95,12 @@ def qr(reader: Tiles, equation: JaxprEqn, x: Read) -> list[Read]:
 
 
 def eigh(reader: Tiles, equation: JaxprEqn, x: Read) -> list[Read]:
-    made = linalg.eigh(_matrix(reader, x, "eigh"), equation.params["lower"], reader.dtype)
+    made = linalg.eigh(_matrix(reader, x, "eigh", LARGEST_COMPONENT), equation.params["lower"], reader.dtype)
     return [_joined(reader, y, reader.shape(x)[:-2]) for y in made]
 
 
 def svd(reader: Tiles, equation: JaxprEqn, x: Read) -> list[Read]:
     vectors, full = equation.params["compute_uv"], equation.params["full_matrices"]
-    u, values, vt = linalg.svd(_matrix(reader, x, "svd"), vectors, full, reader.dtype)
+    u, values, vt = linalg.svd(_matrix(reader, x, "svd", LARGEST_COMPONENT), vectors, full, reader.dtype)
     wanted = [values, u, vt] if vectors else [values]
     return [_joined(reader, y, reader.shape(x)[:-2]) for y in wanted]
