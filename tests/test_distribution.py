@@ -16,10 +16,10 @@ from tests import cuda_fused
 
 POINTS, NODES, FEW = 5, 10, 4
 RANDOM = np.random.default_rng(11)
-G = RANDOM.uniform(-1, 1, (POINTS, NODES, 3))
-B = RANDOM.uniform(-1, 1, (POINTS, NODES))
-C = RANDOM.uniform(-1, 1, (POINTS, FEW))
-W = RANDOM.uniform(0.5, 1, POINTS)
+G: Any = RANDOM.uniform(-1, 1, (POINTS, NODES, 3))
+B: Any = RANDOM.uniform(-1, 1, (POINTS, NODES))
+C: Any = RANDOM.uniform(-1, 1, (POINTS, FEW))
+W: Any = RANDOM.uniform(0.5, 1, POINTS)
 # Coordinates of nodes: of a straight element, and of one with a Jacobian at each point.
 STRAIGHT, CURVED = (3, 3), (NODES, 3)
 
@@ -162,7 +162,8 @@ def test_many_fields_with_one_derivative_are_left_as_they_are() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_what_is_not_finite_goes_where_it_should(bad: float) -> None:
-    x, u = RANDOM.normal(size=(5, *STRAIGHT)), RANDOM.normal(size=(5, NODES, 3))
+    x: Any = RANDOM.normal(size=(5, *STRAIGHT))
+    u: Any = RANDOM.normal(size=(5, NODES, 3))
     u[2, 4, 1] = bad
     ours, theirs = jm.fuse(elasticity)(x, u), jax.vmap(elasticity)(x, u)
     np.testing.assert_array_equal(np.isfinite(ours), np.isfinite(theirs))

@@ -11,14 +11,12 @@ from jaxmagma.programs import linalg
 from jaxmagma.programs.labels import letters
 
 
-# Of larger ones than these an inverse is more operations than a kernel has. Eigenvalues take as many
-# for every sweep over all pairs of rows.
+# Of larger ones than these an inverse is more operations than a kernel has. Eigenvalues take as
+# many for every sweep over all pairs of rows.
 _LARGEST_ELIMINATED = 6
 
 
-def _matrix(
-    reader: Tiles, x: Read, name: str, largest: int = _LARGEST_ELIMINATED
-) -> linalg.Matrix:
+def _matrix(reader: Tiles, x: Read, name: str, largest: int = _LARGEST_ELIMINATED) -> linalg.Matrix:
     """The components along the last two axes."""
     *lead, rows, columns = reader.shape(x)
     if max(rows, columns) > largest:
@@ -95,12 +93,16 @@ def qr(reader: Tiles, equation: JaxprEqn, x: Read) -> list[Read]:
 
 
 def eigh(reader: Tiles, equation: JaxprEqn, x: Read) -> list[Read]:
-    made = linalg.eigh(_matrix(reader, x, "eigh", LARGEST_COMPONENT), equation.params["lower"], reader.dtype)
+    made = linalg.eigh(
+        _matrix(reader, x, "eigh", LARGEST_COMPONENT), equation.params["lower"], reader.dtype
+    )
     return [_joined(reader, y, reader.shape(x)[:-2]) for y in made]
 
 
 def svd(reader: Tiles, equation: JaxprEqn, x: Read) -> list[Read]:
     vectors, full = equation.params["compute_uv"], equation.params["full_matrices"]
-    u, values, vt = linalg.svd(_matrix(reader, x, "svd", LARGEST_COMPONENT), vectors, full, reader.dtype)
+    u, values, vt = linalg.svd(
+        _matrix(reader, x, "svd", LARGEST_COMPONENT), vectors, full, reader.dtype
+    )
     wanted = [values, u, vt] if vectors else [values]
     return [_joined(reader, y, reader.shape(x)[:-2]) for y in wanted]

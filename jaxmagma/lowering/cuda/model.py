@@ -38,8 +38,9 @@ MIRRORED_PLACES = 32
 WHOLE_PLACES = 16
 # Beyond so many stages, values go through shared memory more often than is worth it.
 MOST_STAGES = 5
-# The bytes that memory gives at once.
+# The bytes that memory gives at once, and that caches have together.
 SECTOR = 32
+LINE = 128
 # The copy engine brings operands, unless a multiprocessor would have fewer groups than these.
 FEWEST_GROUPS = 2
 # So long are rows that had better come to each warp as it needs them.
@@ -252,19 +253,23 @@ def keeps_more_busy(joined: Block, apart: Block) -> bool:
 
 
 def _works_alone(block: Block) -> bool:
-    """Whether a thread has an element by itself in one of several stages.
+    """Whether a thread has an element by itself in one of several stages, and accesses much of it.
 
-    For others it then stores what it could have kept.
+    What it stores for others it could have kept, if it had everything itself.
     """
     stages = block.schedule.stages
     alone = [x for x in stages if isinstance(x, Sweep) and x.count == 1 and not x.light]
-    return len(stages) > 1 and bool(alone)
+    return len(stages) > 1 and bool(alone) and sum(_accessed(block)) > LINE
 
 
 def _reads_apart(block: Block) -> bool:
     """Whether threads have an element each, and access more of it than a sector of memory."""
     if len(block.schedule.stages) > 1 or block.ownership.elements < block.ownership.threads:
         return False
-    ends = (*range(block.ends.inputs), *block.plan.results)
-    tiles = [block.plan.tiles[x] for x in ends]
-    return max(x.size * x.dtype.itemsize for x in tiles if x.batched) > SECTOR
+    return max(_accessed(block)) > SECTOR
+
+
+def _accessed(block: Block) -> list[int]:
+    """Bytes of each operand and result of an element."""
+    tiles = [block.plan.tiles[x] for x in (*range(block.ends.inputs), *block.plan.results)]
+    return [x.size * x.dtype.itemsize for x in tiles if x.batched]

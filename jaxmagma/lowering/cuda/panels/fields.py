@@ -315,6 +315,7 @@ class _Reading:
         self.rows = self.axes.rows
         self.numbers: dict[Field, int] = {}  # equal fields are one
         self.fields: list[Field] = []
+        self.computed = 0  # those that are no numbers
         self.parts: dict[int, dict[_Index, int]] = {}
         for number, step in plan.numbered_steps():
             if not plan.tiles[number].batched:
@@ -329,7 +330,8 @@ class _Reading:
         number = self.numbers.setdefault(field, len(self.fields))
         if number == len(self.fields):
             self.fields.append(field)
-        if number > MOST_FIELDS:
+            self.computed += not isinstance(field, Number)
+        if self.computed > MOST_FIELDS:
             raise Unsuitable("too many fields")
         return number
 

@@ -158,13 +158,19 @@ def _is_worth_keeping(field: Field) -> bool:
 
 
 def _common(fields: Fields, tiled: int, groups: list[list[Store]]) -> frozenset[int]:
-    """What several groups need."""
+    """What several groups need; loads, if most do and a lane has an element by itself.
+
+    Those would wait for what is stored before, which may be in the same place for all a compiler
+    knows.
+    """
     counts = Counter(x for stores in groups for x in fields.needed(_fields_of(stores)))
-    return frozenset(
-        x
-        for x, count in counts.items()
-        if count > 1 and _is_worth_keeping(fields.fields[x]) and fields.fields[x].axis != tiled
-    )
+
+    def is_common(field: Field, count: int) -> bool:
+        if isinstance(field, Load) and not fields.extents:
+            return 2 * count > len(groups)
+        return count > 1 and _is_worth_keeping(field) and field.axis != tiled
+
+    return frozenset(x for x, count in counts.items() if is_common(fields.fields[x], count))
 
 
 def _fields_of(stores: Iterable[Store]) -> list[int]:
