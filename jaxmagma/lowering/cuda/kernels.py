@@ -54,6 +54,8 @@ def kernel_of(
             return _bgemm(product, *sizes)
         if min(sizes) > LARGEST_BGEMM:
             return Declined("one product of matrices so large is the library's that XLA calls")
+    if parameters is None and _reads_matrices_once(plan):
+        return Declined("XLA multiplies as it reads matrices of four-byte values, as fast")
     given = parameters or Parameters()
     limits = limits_of(target.architecture)
     if given.owner == "panels":
@@ -160,6 +162,35 @@ def _product_of_elements(plan: Plan) -> Product | None:
     if len(axes) < program.batch_rank or any(x.batch != axes for x in program.inputs):
         return None
     return step
+
+
+# Of all that a program reads and writes, matrices that are multiplied by vectors, where vectors are
+# little: of more, what is computed with them is worth a kernel.
+MATRICES_ALONE = 0.8
+
+
+def _reads_matrices_once(plan: Plan) -> bool:
+    """Whether elements do little else than to multiply matrices of their own by vectors.
+
+    Threads share what they read through shared memory, in which there are as many values of four
+    bytes on their way as of eight.
+    """
+    program = plan.program
+    products = [step for step in plan.steps if isinstance(step, Product)]
+    if program.dtype != np.float32 or any(isinstance(step, Gather) for step in plan.steps):
+        return False
+    matrices = []
+    for step in products:
+        if not all(plan.tiles[x].batched for x in step.operands) or (step.rows and step.columns):
+            return False
+        matrix = max(step.operands, key=lambda x: plan.tiles[x].size)
+        matrices += [matrix] if len(plan.tiles[matrix].shape) > 1 else []
+    uses = [x for step in plan.steps for x in step.operands]
+    if any(x >= len(program.inputs) or uses.count(x) > 1 for x in matrices):
+        return False
+    ends = [x for x in (*range(len(program.inputs)), *plan.results) if plan.tiles[x].batched]
+    every = sum(plan.tiles[x].size for x in ends)
+    return sum(plan.tiles[x].size for x in matrices) > MATRICES_ALONE * every
 
 
 def _bgemm(product: Product, size: int) -> Kernel:

@@ -82,7 +82,7 @@ class Panels:
 
 
 # Registers of a lane that has an element of its own, where three others could help.
-_FEW_REGISTERS = 128
+_FEW_REGISTERS = 160
 
 
 def panels_of(plan: Plan, limits: Limits) -> Panels | str:

@@ -10,8 +10,6 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from jaxmagma.lowering.cuda.blocks import TYPES
 from jaxmagma.lowering.cuda.functors import FUNCTORS
 from jaxmagma.lowering.cuda.panels.fields import (
@@ -96,10 +94,6 @@ class _Printer:
         self.pointers = pointers_of(plan, schedule)
         self.batched = [x for x in self.pointers if x.axes]
         self.constants = set(tables_of(plan, schedule))
-        known = (x.value for x in self.fields if isinstance(x, Number))
-        # Half of a double can be part of an instruction.
-        long = dict.fromkeys(x for x in known if self.computed == "double" and _is_long(x))
-        self.numbers = {x: f"numbers[{n}]" for n, x in enumerate(long)}
         self.text = Text()
         self.steps: Mapping[int | Store, int] = {}  # of the scope that is printed
         self._print_head()
@@ -134,9 +128,6 @@ class _Printer:
                 for x in sorted(self.constants):
                     text(f"{self.type} t{x}[{self.plan.tiles[x].size}];")
             text('extern "C" { __device__ Table table; }')
-            text()
-        if self.numbers:
-            text(f"__constant__ double numbers[] = {{{', '.join(map(repr, self.numbers))}}};")
             text()
 
     def _print_kernel(self) -> None:
@@ -556,8 +547,7 @@ class _Printer:
     def _name(self, number: int) -> str:
         field = self.fields[number]
         if isinstance(field, Number):
-            known = self.numbers.get(field.value)
-            return _literal(field.value, self.computed) if known is None else known
+            return _literal(field.value, self.computed)
         return f"v{number}" if field.axis is None else f"f{number}"
 
     def _rows(self, number: int) -> int:
@@ -571,11 +561,6 @@ class _Printer:
 
 def _lanes(reading: Reading) -> str:
     return "quad.by_columns" if reading.transposed else "quad.by_rows"
-
-
-def _is_long(value: float) -> bool:
-    """Whether a double has other digits than the first ones."""
-    return bool(np.float64(value).view(np.uint64) & np.uint64(0xFFFFFFFF))
 
 
 def _literal(value: float, type_: str) -> str:
