@@ -219,7 +219,9 @@ NUMBERS = np.array(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])
+@pytest.mark.parametrize(
+    "dtype", ["int4", "uint4", "int8", "uint8", "int16", "uint16", "int32", "uint32"]
+)
 @pytest.mark.parametrize("own", [np.float64, SINGLE])
 def test_numbers_become_integers(dtype: str, own: Any) -> None:
     """Without fractions, and the nearest that there is; of NaN zero."""
@@ -253,6 +255,8 @@ ARITHMETIC: dict[str, Function] = {
 }
 
 
+# These JAX has of integers of less than a byte, and all numbers in them are such.
+SMALL = ("add", "sub", "neg", "times")
 # Of these one operand is negative.
 SIGNED = ("floor_divide", "remainder", "rem", "sum")
 
@@ -262,16 +266,17 @@ SIGNED = ("floor_divide", "remainder", "rem", "sum")
     [
         (name, dtype)
         for name in ARITHMETIC
-        for dtype in ("int32", "int16", "uint32", "int8")
-        if dtype != "uint32" or name not in SIGNED
+        for dtype in ("int32", "int16", "uint32", "int8", "int4")
+        if name in SMALL or (dtype != "int4" and (dtype != "uint32" or name not in SIGNED))
     ],
 )
 def test_arithmetic_of_integers(name: str, dtype: str) -> None:
     """In a program of float64, also where it overflows."""
     function = ARITHMETIC[name]
-    random, info = np.random.default_rng(0), np.iinfo(dtype)
-    i, j = (random.integers(info.min, info.max, (ELEMENTS, 5), dtype, endpoint=True) for _ in "ij")
-    i[0, :3], j[0, :3] = (info.min, info.max, 0), (info.max, info.max, 0)
+    random, info = np.random.default_rng(0), jnp.iinfo(dtype)
+    least, most = int(info.min), int(info.max)
+    i, j = (random.integers(least, most, (ELEMENTS, 5), endpoint=True) for _ in "ij")
+    i[0, :3], j[0, :3] = (least, most, 0), (most, most, 0)
     x, y = i + 0.25, j.astype(float)
 
     def element(x: Any, y: Any, a: Any) -> Any:
@@ -282,9 +287,9 @@ def test_arithmetic_of_integers(name: str, dtype: str) -> None:
     assert_equal(found, expected)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "int64"])
+@pytest.mark.parametrize("dtype", ["int4", "int8", "uint16", "int32", "int64"])
 def test_integer_operands_choose(dtype: str, getkey: GetKey) -> None:
-    a, k = normal(getkey(), (ELEMENTS, 3, 3)), (np.arange(ELEMENTS) % 5).astype(dtype)
+    a, k = normal(getkey(), (ELEMENTS, 3, 3)), jnp.asarray(np.arange(ELEMENTS) % 5, dtype)
     function = lambda a, k: (a @ a)[k] + k.astype(a.dtype)  # noqa: E731
     assert is_one_program(function, a, k)
     found, expected = (jax.jit(f(function))(a, k) for f in (jm.fuse, jax.vmap))

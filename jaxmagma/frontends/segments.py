@@ -145,7 +145,7 @@ class _Segment:
         if is_extended(array.dtype):
             raise Unsupported(f"an array of {array.dtype} in a program of {own}")
         dtype, limits = np.dtype(array.dtype), None
-        if dtype.kind in "iu" and dtype != own and use != _Use.INDEX:
+        if integers.is_integer(dtype) and dtype != own and use != _Use.INDEX:
             limits = integers.of_dtype(dtype)
             exact = integers.are_exact(limits, own)
             if use == _Use.PLACE and not exact:
@@ -435,7 +435,7 @@ def _is_outside(operands: Sequence[Any]) -> bool:
 
 def _is_integer(x: Any) -> bool:
     known = isinstance(x, jax.Array | np.ndarray)
-    return known and (x.dtype == bool or jnp.issubdtype(x.dtype, jnp.integer))
+    return known and (x.dtype == bool or integers.is_integer(x.dtype))
 
 
 def _shapes(lines: Lines) -> Iterator[tuple[Any, ...]]:

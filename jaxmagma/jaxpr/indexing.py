@@ -12,6 +12,7 @@ from jax.lax import GatherScatterMode
 
 from jaxmagma.jaxpr.equations import Unsupported, aval
 from jaxmagma.jaxpr.tiles import MOST_PIECES, MOST_PLACES, Read, Tile, Tiles
+from jaxmagma.programs.integers import is_integer
 from jaxmagma.programs.labels import letters
 
 
@@ -84,7 +85,7 @@ def dynamic_slice(reader: Tiles, equation: JaxprEqn, x: Read, *starts: Read) -> 
 
 
 def gather(reader: Tiles, equation: JaxprEqn, x: Read, where: Read) -> Read:
-    if aval(equation.outvars[0]).dtype.kind in "iu" and _may_fill(equation):
+    if is_integer(aval(equation.outvars[0]).dtype) and _may_fill(equation):
         raise Unsupported("gather of integers that may not be there")
     if isinstance(where, Tile):
         return _gather_computed(reader, equation, x, where)

@@ -58,7 +58,7 @@ class Reader(Tiles):
         for n, (read, own) in enumerate(zip(checked, made, strict=True)):
             if not isinstance(read, Tile):
                 continue
-            if limits and jnp.issubdtype(own.dtype, jnp.integer):
+            if limits and integers.is_integer(own.dtype):
                 checked[n] = self.bounded(read, limits)
             elif name not in NESTED and is_rounded(self, equation, operands, own.dtype):
                 checked[n] = self.emit(ROUNDINGS[np.dtype(own.dtype)], read)
@@ -99,7 +99,7 @@ class Reader(Tiles):
             if own and dtype != self.dtype and not is_narrower(dtype, self.dtype):
                 raise Unsupported(f"{name} mixes {dtype} with {self.dtype}")
         made = {np.dtype(aval(x).dtype) for x in equation.outvars}
-        whole = [x for x in made if x.kind in "iu"]
+        whole = [x for x in made if integers.is_integer(x)]
         if not whole:
             return None
         found = limits_of(self, equation, operands)
@@ -109,7 +109,7 @@ class Reader(Tiles):
 
     def _decided(self, equation: JaxprEqn, operands: Sequence[Read]) -> bool | None:
         """What a comparison of integers gives, if their bounds tell, as of places that wrap."""
-        if len(operands) != 2 or not jnp.issubdtype(aval(equation.invars[0]).dtype, jnp.integer):
+        if len(operands) != 2 or not integers.is_integer(aval(equation.invars[0]).dtype):
             return None
         left, right = (
             self.bounds(x, aval(y).dtype) for x, y in zip(operands, equation.invars, strict=True)

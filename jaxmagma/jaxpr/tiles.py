@@ -57,7 +57,9 @@ class Tiles(ABC):
         if array.dtype.kind == "c" != self.dtype.kind:
             raise Unsupported(f"a number of {array.dtype} in a program of {self.dtype}")
         made = array.astype(self.dtype, copy=False)
-        if array.dtype.kind in "iu" and not np.array_equal(made.real.astype(array.dtype), array):
+        if integers.is_integer(array.dtype) and not np.array_equal(
+            made.real.astype(array.dtype), array
+        ):
             raise Unsupported(f"an integer that is no number of {self.dtype}")
         return self.builder.constant(made)
 
@@ -164,7 +166,7 @@ class Tiles(ABC):
             return 0, 1
         if isinstance(read, Tile):
             return self._bounds.get(read.value)
-        return integers.of_known(read) if read.dtype.kind in "iu" else None
+        return integers.of_known(read) if integers.is_integer(read.dtype) else None
 
     def bounded(self, tile: Tile, bounds: integers.Bounds) -> Tile:
         """A tile of integers, of which that is known."""

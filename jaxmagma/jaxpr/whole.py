@@ -4,7 +4,6 @@ What overflows in JAX wraps around here, too, where all of it is exact before th
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +12,7 @@ from jax.extend.core import JaxprEqn
 from jaxmagma.jaxpr.equations import Unsupported, aval
 from jaxmagma.jaxpr.tiles import Read, Tile, Tiles
 from jaxmagma.programs import integers
-from jaxmagma.programs.integers import Bounds, are_exact, are_in, of_dtype
+from jaxmagma.programs.integers import Bounds, are_exact, are_in, is_integer, of_dtype
 
 
 # What gives the same modulo powers of two when its operands are the same.
@@ -22,14 +21,10 @@ _WRAPS = frozenset({"add", "sub", "mul", "neg", "abs", "div", "shift_left"})
 _SIGNS_ZEROS = frozenset({"neg", "mul", "rem"})
 
 
-def _is_integer(dtype: Any) -> bool:
-    return bool(jnp.issubdtype(dtype, jnp.integer))
-
-
 def limits_of(reader: Tiles, equation: JaxprEqn, operands: Sequence[Read]) -> Bounds | None:
     """How large the integers are that an equation makes; None if they are none of the program's."""
     name = equation.primitive.name
-    made = [aval(x).dtype for x in equation.outvars if _is_integer(aval(x).dtype)]
+    made = [aval(x).dtype for x in equation.outvars if is_integer(aval(x).dtype)]
     own = of_dtype(made[0])
     if name == "convert_element_type" and jnp.issubdtype(
         aval(equation.invars[0]).dtype, np.inexact
@@ -63,7 +58,7 @@ def _given(
     found: list[Bounds | None] = []
     for x, read in zip(equation.invars, operands, strict=True):
         own = reader.bounds(read, aval(x).dtype)
-        if own is None and _is_integer(aval(x).dtype):
+        if own is None and is_integer(aval(x).dtype):
             return None
         found.append(own)
     return found
@@ -87,7 +82,7 @@ def whole_numbers(reader: Tiles, equation: JaxprEqn, operands: Sequence[Read]) -
         )
     if name not in _WRAPS and name not in _SIGNS_ZEROS and name not in _RULES:
         return None
-    if not all(map(_is_integer, given)) or not _is_integer(dtype):
+    if not all(map(is_integer, given)) or not is_integer(dtype):
         return None
     rule = _RULES.get(name)
     if rule is not None:
@@ -121,7 +116,7 @@ def _converted(reader: Tiles, x: Read, known: Bounds | None, dtype: np.dtype) ->
     made = _wrapped(reader, x, dtype)
     if known is not None and not are_exact((known[1], known[1]), reader.dtype):
         # The largest integer of its dtype has all bits; the number in its place is one more.
-        last = float(-1 if np.issubdtype(dtype, np.signedinteger) else of_dtype(dtype)[1])
+        last = float(-1 if jnp.issubdtype(dtype, np.signedinteger) else of_dtype(dtype)[1])
         made = reader.emit("select", reader.emit("ge", x, float(known[1])), made, last)
     return made
 
@@ -130,7 +125,7 @@ def _wrapped(reader: Tiles, x: Read, dtype: np.dtype) -> Read:
     """The integer of a dtype that is the same modulo a power of two."""
     count = 2.0 ** jnp.iinfo(dtype).bits
     turns = reader.emit("mul", x, 1 / count)
-    if np.issubdtype(dtype, np.signedinteger):
+    if jnp.issubdtype(dtype, np.signedinteger):
         turns = reader.emit("add", turns, 0.5)
     return reader.emit("sub", x, reader.emit("mul", reader.emit("floor", turns), count))
 

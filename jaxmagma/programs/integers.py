@@ -32,9 +32,14 @@ def of_known(array: np.ndarray) -> Bounds:
     return (int(array.min()), int(array.max())) if array.size else (0, 0)
 
 
+def is_integer(dtype: Any) -> bool:
+    """Whether it is a dtype of integers, those of less than a byte among them, unknown to NumPy."""
+    return bool(jnp.issubdtype(dtype, jnp.integer))
+
+
 def of_dtype(integer: Any) -> Bounds:
     """The bounds of all integers of a dtype."""
-    info = np.iinfo(integer)
+    info = jnp.iinfo(integer)
     return int(info.min), int(info.max)
 
 
