@@ -107,6 +107,18 @@ def test_nan_and_infinity_go_where_jax_lets_them_go() -> None:
         np.testing.assert_array_equal(found, expected)
 
 
+def test_zeros_of_a_table_have_their_signs() -> None:
+    table = np.array([0.0, -0.0, 0.0])
+
+    def function(x: jax.Array) -> Any:
+        zeros = jnp.where(x > 0, table, x)
+        return jnp.arctan2(table, x), 1 / zeros, 1 / (x * table)
+
+    x = jnp.array([[-1.0, -1.0, 2.0], [3.0, 4.0, -5.0]])
+    for found, expected in zip(jm.fuse(function)(x), jax.vmap(function)(x), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-15)
+
+
 @pytest.mark.parametrize("name", sorted(COMPLEX_FUNCTIONS - {*ROUNDINGS.values()}))
 def test_complex(name: str) -> None:
     xs = [jax.lax.complex(x, 0.5 * x) for x in operands(name)]

@@ -16,6 +16,7 @@ from jaxmagma.programs.builder import Builder
 from jaxmagma.programs.functions import COMPARISONS, COMPLEX_FUNCTIONS, evaluate
 from jaxmagma.programs.labels import letters, repeated
 from jaxmagma.programs.program import Output
+from jaxmagma.programs.simpler import one_number
 
 
 # Values taken apart, or small matrices multiplied, one by one.
@@ -38,8 +39,8 @@ Read = Tile | np.ndarray  # of a variable: in the program, or known
 
 def uniform(read: np.ndarray) -> np.ndarray:
     """A known array as one number, if all of its numbers are that."""
-    flat = np.ravel(read)
-    return flat[0] if flat.size and (flat == flat[0]).all() else read
+    number = one_number(read)
+    return read if number is None else number
 
 
 class Tiles(ABC):

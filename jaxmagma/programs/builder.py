@@ -38,7 +38,7 @@ from jaxmagma.programs.program import (
     renumbered,
 )
 from jaxmagma.programs.pruning import needed
-from jaxmagma.programs.simpler import ZERO, is_all, simpler
+from jaxmagma.programs.simpler import ZERO, is_all, one_number, simpler
 from jaxmagma.programs.strides import Box, box_of, composed_view, matching_axes, places, row_major
 
 
@@ -695,8 +695,9 @@ class Builder:
         """
         for position, (value, labels) in enumerate(terms):
             known = self.known(value)
-            if known is not None and known.size > 1 and (known == known.flat[0]).all():
-                terms[position] = self.constant(known.flat[0]), labels[:0]
+            one = one_number(known) if known is not None and known.size > 1 else None
+            if one is not None:
+                terms[position] = self.constant(one), labels[:0]
         chosen = simpler(self, function, terms)
         if chosen is None:
             return None

@@ -52,6 +52,13 @@ def is_all(values: Values, value: int, number: int) -> bool:
     return known is not None and bool((known == number).all())
 
 
+def one_number(array: np.ndarray) -> np.ndarray | None:
+    """The number that every entry of an array is, to the last bit: zeros have signs."""
+    flat = np.ravel(array)
+    alike = flat.size and flat.tobytes() == flat.size * flat[:1].tobytes()
+    return np.asarray(flat[0]) if alike else None
+
+
 def _factor(values: Values, term: tuple[int, str]) -> tuple[np.ndarray, tuple[int, str]] | None:
     """The factor and the rest, if a value is something times a known number."""
     value, labels = term
