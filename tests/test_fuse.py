@@ -676,6 +676,20 @@ def test_automatic_checks_see_every_operation() -> None:
     assert "log" in error(jm.fuse, checkify.nan_checks)
 
 
+def test_nothing_traced_is_kept() -> None:
+    def function(a: Any) -> Any:
+        return jnp.linalg.inv(a) @ jax.nn.relu(a), {"one": 1.0}
+
+    def energy(a: Any) -> Any:
+        return jnp.sum(jm.fuse(function)(a)[0])
+
+    a = np.eye(3) + np.arange(18.0).reshape(2, 3, 3) ** 0.5
+    with jax.checking_leaks():
+        jax.jit(jm.fuse(function))(a)
+        jax.jit(jax.grad(energy))(a)
+        jax.jit(jm.fuse(jnp.sum, jm.gather(np.array([[0, 1], [1, 2]]))))(np.ones(3))
+
+
 def test_what_constants_overwrite_differs_from_element_to_element() -> None:
     def overwritten(x: Any) -> Any:
         return jax.lax.dynamic_update_slice(x, jnp.zeros(2, x.dtype), (0,))[:2]

@@ -195,6 +195,9 @@ def _is_traceable(leaf: Any, given: Any) -> bool:
     return leaf is given or isinstance(leaf, jax.Array)
 
 
+# Stands for a result that is traced: one that is kept JAX takes for a leak.
+_TRACED = object()
+
 # And what an operation is of which JAX would know more if it were not traced.
 _LESS_KNOWN = {"reduce", "reduce_window"}
 
@@ -246,8 +249,9 @@ def _element(
     def traced(*args: Any, **kwargs: Any) -> list[Any]:
         args, kwargs = whole(jax.tree.leaves((args, kwargs)))
         found, out_tree = jax.tree.flatten(fn(*args, **kwargs))
-        results[:] = [out_tree, found]
-        return [x for x in found if isinstance(x, jax.core.Tracer)]
+        kept = [_TRACED if isinstance(x, jax.core.Tracer) else x for x in found]
+        results[:] = [out_tree, kept]
+        return [x for x, own in zip(found, kept, strict=True) if own is _TRACED]
 
     args, kwargs = whole(structs, [None] * len(leaves))  # None is a tree without leaves
     try:
@@ -259,7 +263,7 @@ def _element(
     if (
         reason is not None
         or any(x.primitive.name in _LESS_KNOWN for x in closed.jaxpr.eqns)
-        or not all(isinstance(x, _ARRAYS) for x in results[1])
+        or not all(x is _TRACED or isinstance(x, _ARRAYS) for x in results[1])
     ):
         # What is the same for all elements is known under vmap, which does not trace it.
         tell(PlainCall("it wants to know values while it is traced"))
@@ -270,6 +274,4 @@ def _element(
             raise reason or error from None
     out_tree, found = results
     made = iter(run_function(closed, operands))
-    return jax.tree.unflatten(
-        out_tree, [next(made) if isinstance(x, jax.core.Tracer) else x for x in found]
-    )
+    return jax.tree.unflatten(out_tree, [next(made) if x is _TRACED else x for x in found])
