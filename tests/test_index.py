@@ -369,6 +369,27 @@ def test_no_elements() -> None:
     assert add(jnp.asarray(dofs), jnp.ones((0, 3))).tolist() == [0, 0, 0, 0]
 
 
+def test_elements_without_values() -> None:
+    """As those that touch no boundary have of it; and vectors of nothing, or of no components."""
+    none, dofs = np.zeros((3, 0), int), np.zeros((3, 2), int)
+    u, no_components = jnp.arange(4.0), jnp.zeros((4, 0))
+
+    def function(on_boundary: Any, own: Any) -> Any:
+        return 2 * on_boundary, jnp.sum(on_boundary) + own
+
+    out_axes = (jm.scatter_add(none, 4), jm.scatter_add(dofs, 4))
+    fused = jm.fuse(function, (jm.gather(none), jm.gather(dofs)), out_axes)
+    for boundary in (u, u[:0]):
+        empty, found = jax.jit(fused)(boundary, u + 1)
+        assert empty.tolist() == [0, 0, 0, 0] and found.tolist() == [6, 0, 0, 0]
+        slopes = jax.grad(lambda *us: jnp.sum(fused(*us)[1]), (0, 1))(boundary, u)
+        assert slopes[0].tolist() == [0] * len(boundary) and slopes[1].tolist() == [6, 0, 0, 0]
+    assert jm.fuse(lambda x: x + 1, jm.gather(dofs))(no_components).shape == (3, 2, 0)
+    assert jm.fuse(jnp.sum, jm.gather(dofs))(no_components).tolist() == [0, 0, 0]
+    missing = jm.gather(dofs, mode="fill")
+    assert jm.fuse(lambda x: x + 1, missing)(u[:0]).tolist() == [[1, 1]] * 3
+
+
 def test_vectors_of_integers_and_truth_values() -> None:
     """Alone, which no kernel computes with, and beside floating-point numbers."""
     dofs = np.array([[0, 1], [1, 2]])
@@ -426,6 +447,11 @@ def test_axes_in_the_wrong_place(vector: jax.Array) -> None:
         jm.fuse(lambda u: u, in_axes=(jm.scatter_add(DOFS, SIZE),))
     with pytest.raises(ValueError, match=r"in_axes must be a tree prefix(?s:.*)length 1"):
         jm.fuse(lambda u, s: u, in_axes=(jm.gather(DOFS),))(vector, vector)
+
+
+def test_keys_are_no_numbers() -> None:
+    with pytest.raises(TypeError, match=r"gather: .*key<fry>\[15\].*key_data"):
+        jm.fuse(lambda k: k, jm.gather(DOFS))(jax.random.split(jax.random.key(0), SIZE))
 
 
 def test_wrong_shapes(vector: jax.Array, scale: jax.Array) -> None:

@@ -149,7 +149,9 @@ def _gathering(
     for n, (axis, vector) in enumerate(zip(spread, vectors, strict=True)):
         if axis is not None:
             axis.check(vector)
-            if is_symbolic([*jnp.shape(vector), *axis.index.shape]):
+            rows, *components = jnp.shape(vector)
+            shape = [*axis.index.shape, *components]
+            if is_symbolic([rows, *shape]) or 0 in shape:  # a program has no tiles without values
                 spread[n], vectors[n] = None, axis.read(vector)
     given = jax.tree.unflatten(tree, vectors), kwargs
     mapped = [

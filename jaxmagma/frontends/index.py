@@ -38,6 +38,11 @@ class GatherAxis:
         """Raises if the vector is none, or too short."""
         if jnp.ndim(vector) == 0:
             raise ValueError(f"gather: an argument has rows to read, and {vector!r} is a scalar")
+        if jnp.issubdtype(jax.typeof(vector).dtype, jax.dtypes.extended):
+            raise TypeError(
+                f"gather: an argument has numbers to read, and is {jax.typeof(vector)}; gather "
+                "jax.random.key_data of it"
+            )
         least = 0 if self.bound is None or self.mode is not None else self.bound
         if least > jnp.shape(vector)[0]:
             raise IndexError(
