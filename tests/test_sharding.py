@@ -566,3 +566,46 @@ def test_gradients_on_an_explicit_mesh(function: Callable[..., Any], getkey: Get
         )
         assert jax.typeof(found).sharding == jax.typeof(expected).sharding
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def _halved(x: jax.Array) -> jax.Array:
+    return jax.lax.while_loop(lambda c: jnp.sum(c * c) > 0.1, lambda c: 0.5 * c, x)
+
+
+def _relaxed(x: jax.Array) -> jax.Array:
+    def step(c: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.where(weight > 3, jnp.sin(c), c + x), jnp.sum(c)
+
+    return jax.lax.scan(step, x, jnp.arange(100.0))[1]
+
+
+def _solved(x: jax.Array) -> jax.Array:
+    return jnp.linalg.solve(jnp.outer(x, x) + 3 * jnp.eye(4), jnp.tanh(x))
+
+
+@pytest.mark.parametrize(
+    ("function", "derivative"),
+    [(_halved, "forward"), (_relaxed, "gradient"), (_solved, "gradient")],
+    ids=["while", "scan", "solve"],
+)
+def test_loops_and_solvers_on_an_explicit_mesh(
+    function: Callable[..., Any], derivative: str, getkey: GetKey
+) -> None:
+    """What is no operation of a kernel holds a jaxpr, which is one of values on that mesh."""
+    mesh = make_mesh(AxisType.Explicit, d=8)
+    x = jax.random.normal(getkey(), (64, 4))
+
+    def values(transform: Callable[..., Any], x: jax.Array) -> Any:
+        mapped = transform(function)
+        if derivative == "forward":
+            return mapped(x), jax.jvp(mapped, (x,), (x,))[1]
+        return mapped(x), jax.grad(lambda x: jnp.sum(mapped(x) ** 2))(x)
+
+    with jax.set_mesh(mesh):
+        sharded = jax.device_put(x, NamedSharding(mesh, P("d", None)))
+        found, expected = (
+            jax.jit(functools.partial(values, f))(sharded) for f in (jm.fuse, jax.vmap)
+        )
+    for one, other in zip(found, expected, strict=True):
+        assert jax.typeof(one) == jax.typeof(other)
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)

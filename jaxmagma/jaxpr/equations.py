@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 
 class Unsupported(Exception):
@@ -126,7 +127,39 @@ def applied(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     if equation.primitive.name == "pad" and is_empty(aval(equation.invars[0])):
         # Of an array that has no tangent, its derivative by what is around that fails.
         return [jnp.broadcast_to(operands[1], aval(equation.outvars[0]).shape)]
-    bound = equation.primitive.get_bind_params(equation.params)
+    parameters = equation.params
+    mesh = next((x for x in map(_explicit_mesh, operands) if x is not None), None)
+    if mesh is not None:
+        parameters = {key: _on_mesh(value, mesh) for key, value in parameters.items()}
+    bound = equation.primitive.get_bind_params(parameters)
     functions, parameters = bound if isinstance(bound, tuple) else ((), bound)
     made = equation.primitive.bind(*functions, *operands, **parameters)
     return list(made) if equation.primitive.multiple_results else [made]
+
+
+def _explicit_mesh(x: Any) -> Any:
+    """The mesh whose axes are in the type of an array; None if there are none."""
+    if not isinstance(x, jax.Array):
+        return None
+    mesh = getattr(getattr(jax.typeof(x), "sharding", None), "mesh", None)
+    return mesh if mesh is not None and AxisType.Explicit in mesh.axis_types else None
+
+
+def _on_mesh(parameter: Any, mesh: Any) -> Any:
+    """A parameter whose jaxprs are of values on a mesh, as those of a loop under ``vmap`` are.
+
+    The function of an element was traced without one, of which no operation of a program tells.
+    """
+    if isinstance(parameter, ClosedJaxpr):
+        replicated = NamedSharding(mesh, PartitionSpec())
+        structs = [
+            x
+            if is_extended(x.dtype)
+            else jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type, sharding=replicated)
+            for x in parameter.in_avals
+        ]
+        return jax.make_jaxpr(lambda *xs: interpreted(parameter, xs, applied))(*structs)
+    if isinstance(parameter, tuple) and any(isinstance(x, ClosedJaxpr) for x in parameter):
+        parts = [_on_mesh(x, mesh) for x in parameter]
+        return type(parameter)(*parts) if hasattr(parameter, "_fields") else tuple(parts)
+    return parameter
