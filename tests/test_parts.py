@@ -304,6 +304,48 @@ def test_sums_over_different_batch_axes(cuda_lowering: None) -> None:
     assert_is(found, program, (5, 3))
 
 
+def shared_outputs() -> ElementProgram:
+    """Of all elements a product, and between its outputs two that all of them share."""
+    builder = Builder(1)
+    u, w = builder.input(Input((0,), (5, 5, 5), F64)), builder.input(Input((), (5, 5), F64))
+    product = builder.contract([(w, "ai"), (u, "ijk")], "ajk", dict.fromkeys("aijk", 5))
+    outputs = [(builder.map("sin", w), ()), (product, (0,)), (w, ()), (product, ())]
+    return builder.build([Output(*x) for x in outputs]).program
+
+
+def test_what_all_elements_share_is_apart(cuda_lowering: None) -> None:
+    program = shared_outputs()
+    found = divide(program, EXTENTS, "cuda")
+    assert found is not None
+    assert [x.program.batch_rank for x in found.parts] == [1, 0]
+    assert [len(x.program.outputs) for x in found.parts] == [2, 2]
+    assert isinstance(lowering.lower(found.parts[0].program, EXTENTS, "cuda"), Kernel)
+    assert_is(found, program)
+
+
+def test_what_all_elements_share_does_not_count_once_for_each(getkey: GetKey) -> None:
+    """And costs nothing else its kernel."""
+    table = np.random.default_rng(0).uniform(-1, 1, (6, 5))
+    u, s = jax.random.normal(getkey(), (500, 5, 5, 5), F64), jnp.arange(9.0).reshape(3, 3)
+
+    def function(u: jax.Array, s: jax.Array) -> Any:
+        return jnp.einsum("xa,yb,zc,abc->xyz", table, table, table, u) * s[1, 1], 2 * s
+
+    def values(transform: Any) -> Any:
+        mapped = transform(function, in_axes=(0, None), out_axes=(0, None))
+
+        def energy(u: jax.Array, s: jax.Array) -> jax.Array:
+            return sum((jnp.sum(jnp.sin(x)) for x in mapped(u, s)), jnp.zeros(()))
+
+        return lambda u, s: (mapped(u, s), jax.grad(energy, (0, 1))(u, s))
+
+    (explained,) = jm.explain(jm.fuse(function, (0, None), (0, None)), u, s, quiet=True)
+    assert explained.fused and len(explained.parts) == 2 and explained.parts[0].fused
+    found, expected = (jax.jit(values(x))(u, s) for x in (jm.fuse, jax.vmap))
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
+
+
 def test_parts_of_several_sums_are_divided_themselves(little_room: Limit) -> None:
     builder = Builder(2)
     u, v = (builder.input(Input((0, 1), (5, 5, 5), F64)) for _ in range(2))

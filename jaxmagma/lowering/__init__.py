@@ -67,7 +67,7 @@ def _lower(
     for out in program.outputs:
         everywhere = program.batch[out.value] | set(out.batch)
         if len(everywhere) < program.batch_rank:
-            return Declined("an output sums over a batch axis that its value does not depend on")
+            return Declined("along a batch axis, an output is the same for all elements")
     if choice.plain:
         return Declined("it was measured to be faster")
     # Of those made for the CPU the number of elements decides; a tuner tries most but once.

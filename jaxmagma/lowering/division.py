@@ -21,7 +21,7 @@ from jaxmagma.choices import MODEL
 from jaxmagma.lowering import kept, lower, lower_for, plans
 from jaxmagma.lowering.cuts import Cut, Row, as_program, in_depth
 from jaxmagma.lowering.kernel import Declined
-from jaxmagma.lowering.parts import Division, Piece, Whole, by_sums, needed
+from jaxmagma.lowering.parts import Division, Piece, Whole, by_elements, by_sums, needed
 from jaxmagma.lowering.target import Target
 from jaxmagma.programs.memo import remembered
 from jaxmagma.programs.program import ElementProgram
@@ -40,11 +40,25 @@ _NEAR = 0.75
 
 
 def divide(program: ElementProgram, extents: tuple[int, ...], platform: str) -> Division | None:
-    """The parts of a program that is too large for a kernel, if they have kernels."""
+    """The parts of a program that is too large for a kernel, if they have kernels.
+
+    Or that has outputs which all elements share, beside others: plain JAX computes them once.
+    """
     declined = lower(program, extents, platform)
-    if not isinstance(declined, Declined) or declined.excess is None:
+    if not isinstance(declined, Declined):
         return None
-    return _divided(program, extents, Target.here(platform))
+    target = Target.here(platform)
+    if declined.excess is not None:
+        return _divided(program, extents, target)
+    groups = by_elements(program)
+    if groups is None:
+        return None
+    own = groups.parts[0].program
+    made = lower(own, extents, platform)
+    if not isinstance(made, Declined):
+        return groups
+    inner = None if made.excess is None else _divided(own, extents, target)
+    return None if inner is None else groups.refined([inner, None])
 
 
 @remembered

@@ -88,6 +88,26 @@ def by_sums(program: ElementProgram) -> Division | None:
     return Division(tuple(parts), tuple(results))
 
 
+def by_elements(program: ElementProgram) -> Division | None:
+    """A part for the outputs of all elements, and one, without batch axes, for what they share.
+
+    None if there are no such two kinds, or the first part had not all batch axes.
+    """
+    rank = program.batch_rank
+    results: list[tuple[Source, ...]] = []
+    wanted: tuple[list[_Sum], list[_Sum]] = [], []
+    for out in program.outputs:
+        is_shared = not out.batch and not program.batch[out.value]
+        results.append(((int(is_shared), len(wanted[is_shared])),))
+        wanted[is_shared].append(([out.value], out.batch))
+    own = needed(program, (value for (value,), _ in wanted[0]))
+    everywhere = frozenset[int]().union(*(program.batch[x] for x in own))
+    if not rank or not all(wanted) or len(everywhere) < rank:
+        return None
+    parts = _part(program, {}, wanted[0]), _part(program, {}, wanted[1], batch_rank=0)
+    return Division(parts, tuple(results))
+
+
 @dataclass(frozen=True)
 class Piece:
     """A part in values of the whole: what it makes for outputs, writes for others, and reads."""
@@ -177,7 +197,12 @@ def needed(program: ElementProgram, wanted: Iterable[int], known: Container[int]
     return sorted(found)
 
 
-def _part(program: ElementProgram, known: Mapping[int, _Array], wanted: Sequence[_Sum]) -> Part:
+def _part(
+    program: ElementProgram,
+    known: Mapping[int, _Array],
+    wanted: Sequence[_Sum],
+    batch_rank: int | None = None,
+) -> Part:
     """The part that makes some values, and reads those that are known."""
     first = len(program.inputs)
     values = needed(program, itertools.chain.from_iterable(x for x, _ in wanted), known)
@@ -198,7 +223,6 @@ def _part(program: ElementProgram, known: Mapping[int, _Array], wanted: Sequence
             total = len(reads) + len(operations) - 1
         outputs.append(Output(total, axes))
     inputs = tuple(known[x][1] if x in known else program.inputs[x] for x in reads)
-    part = ElementProgram(
-        program.batch_rank, inputs, tuple(operations), tuple(outputs), program.precision
-    )
+    rank = program.batch_rank if batch_rank is None else batch_rank
+    part = ElementProgram(rank, inputs, tuple(operations), tuple(outputs), program.precision)
     return Part(part, tuple(sources[x] for x in reads if x in sources))

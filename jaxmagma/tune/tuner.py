@@ -233,7 +233,8 @@ def programs(
         extents = program.batch_extents(shapes)
         division = divide(program, extents, platform) if platform in BACKENDS else None
         parts = [program] if division is None else [part.program for part in division.parts]
-        found.update(dict.fromkeys((part, extents) for part in parts))
+        # What all elements share plain JAX computes.
+        found.update(dict.fromkeys((part, extents) for part in parts if part.batch_rank))
     if not found:
         reasons = "; ".join(dict.fromkeys(call.reason for call in plain))
         raise ValueError(f"jm.tune: plain JAX runs all of it: {reasons or NOTHING}")
