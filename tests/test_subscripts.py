@@ -209,6 +209,13 @@ def test_wrong_interleaved_call(arguments: tuple[Any, ...]) -> None:
         jm.einsum(*arguments)
 
 
+@pytest.mark.parametrize("arguments", [(A, B), (A,), (5, A), (A, [0, 1, 2], B)])
+def test_no_subscripts(arguments: tuple[Any, ...]) -> None:
+    first = type(arguments[0]).__name__
+    with pytest.raises(TypeError, match=rf"einsum: .* not {first};.*followed by the list of its"):
+        jm.einsum(*arguments)
+
+
 def outcome(function: Callable[..., Any], *arguments: Any) -> Any:
     """The shape of a result, or the type of the error."""
     try:

@@ -528,6 +528,17 @@ def test_programs_are_found_inside() -> None:
         list(tuner.programs(lambda u: jm.einsum("eij,eij->eij", u, u), u))
 
 
+def test_the_time_is_a_number() -> None:
+    u = np.ones((9, 3, 3))
+    no_numbers: list[Any] = ["60", None]
+    for seconds in no_numbers:
+        with pytest.raises(TypeError, match=f"seconds is a number, not {seconds!r}"):
+            jm.tune("eij,ejk->eik", u, u, seconds=seconds)
+    for no_time in (-1, np.nan):
+        with pytest.raises(ValueError, match=f"seconds is at least 0, not {no_time}"):
+            jm.tune("eij,ejk->eik", u, u, seconds=no_time)
+
+
 @pytest.mark.parametrize("name", suite.SUITES)
 def test_suites(name: str) -> None:
     cases = suite.build(name)

@@ -70,7 +70,13 @@ def label_extents(terms: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> di
 
 def _interleaved(first: Any, rest: Sequence[Any]) -> tuple[str, list[Any]]:
     """``einsum(a, [0, 1], b, [1, 2], [0, 2])`` as a string."""
-    text, arrays = opt_einsum.parser.convert_interleaved_input([first, *rest])
+    try:
+        text, arrays = opt_einsum.parser.convert_interleaved_input([first, *rest])
+    except TypeError as error:
+        raise TypeError(
+            f"einsum: the first argument is a string of subscripts, not {type(first).__name__}; or "
+            "each operand is followed by the list of its labels, as in einsum(a, [0, 1], b, [1, 2])"
+        ) from error
     return text, list(arrays)
 
 

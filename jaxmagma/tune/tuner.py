@@ -2,6 +2,7 @@
 
 import datetime
 import math
+import numbers
 import statistics
 import time
 from collections import Counter
@@ -191,7 +192,7 @@ def tune(
       For subscripts the :class:`Tuning`; for a function one for every different program in it.
 
     Raises:
-      ValueError: plain JAX runs all of it, and would with any parameters.
+      ValueError: plain JAX runs all of it, and would with any parameters; or the time is negative.
       Exception: what the call itself raises while it is traced.
 
     >>> import jax, jaxmagma as jm, numpy as np
@@ -201,6 +202,11 @@ def tune(
     >>> found.winner.seconds <= found.model.seconds
     True
     """
+    given: Any = seconds
+    if not isinstance(given, numbers.Real):
+        raise TypeError(f"jm.tune: seconds is a number, not {seconds!r}")
+    if not seconds >= 0:
+        raise ValueError(f"jm.tune: seconds is at least 0, not {seconds}")
     function, arguments = as_function(target, args, options)
     tasks = list(programs(function, *arguments))
     deadline = time.perf_counter() + seconds
