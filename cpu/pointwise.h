@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "exponential.h"
 #include "functions.h"
 #include "half.h"
 #include "lanes.h"
@@ -35,6 +36,20 @@ JAXMAGMA_INLINE IntegerLanes<T> AsIntegers(Lanes<T> x) {
 }
 template <typename T>
 constexpr Integer<T> kSignBit = static_cast<Integer<T>>(Integer<T>{1} << (8 * sizeof(T) - 1));
+
+// Whether a mask has any lane.
+template <typename T>
+JAXMAGMA_INLINE bool Any(Mask<T> m) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi64_mask(reinterpret_cast<__m512i>(m), reinterpret_cast<__m512i>(m)) != 0;
+#elif defined(__AVX__)
+  return !_mm256_testz_si256(reinterpret_cast<__m256i>(m), reinterpret_cast<__m256i>(m));
+#else
+  Integer<T> any = 0;
+  for (int i = 0; i < kLanes<T>; ++i) any |= m[i];
+  return any != 0;
+#endif
+}
 
 template <typename T>
 struct Of {
@@ -252,9 +267,7 @@ struct Of {
     return Libm<T>(sizeof(T) == 8 ? #name : #name "f", scalar, a, b); \
   }
   JAXMAGMA_LIBM1(Cbrt, cbrt)
-  JAXMAGMA_LIBM1(Exp, exp)
   JAXMAGMA_LIBM1(Exp2, exp2)
-  JAXMAGMA_LIBM1(Expm1, expm1)
   JAXMAGMA_LIBM1(Log, log)
   JAXMAGMA_LIBM1(Log1p, log1p)
   JAXMAGMA_LIBM1(Sin, sin)
@@ -265,7 +278,6 @@ struct Of {
   JAXMAGMA_LIBM1(Atan, atan)
   JAXMAGMA_LIBM1(Sinh, sinh)
   JAXMAGMA_LIBM1(Cosh, cosh)
-  JAXMAGMA_LIBM1(LibmTanh, tanh)
   JAXMAGMA_LIBM1(Asinh, asinh)
   JAXMAGMA_LIBM1(Acosh, acosh)
   JAXMAGMA_LIBM1(Atanh, atanh)
@@ -277,10 +289,10 @@ struct Of {
 #undef JAXMAGMA_LIBM1
 #undef JAXMAGMA_LIBM2
 
-  // libmvec's of doubles looks values up, one lane after the other, which takes longer than this.
+  static JAXMAGMA_INLINE V Exp(V a) { return Exponential<T>::Exp(a); }
+  static JAXMAGMA_INLINE V Expm1(V a) { return Exponential<T>::Expm1(a); }
   static JAXMAGMA_INLINE V Tanh(V a) {
-    if constexpr (sizeof(T) == 4) return LibmTanh(a);
-    const V e = Expm1(Splat(T{-2}) * Abs(a));
+    const V e = Exponential<T>::Expm1OfNegative(Splat(T{-2}) * Abs(a));
     return CopySign(e / (e + Splat(T{2})), a);
   }
   // Of a negative number it is `e - e * small`, which rounds less than `e / (1 + e)`.
