@@ -93,6 +93,38 @@ struct Pointwise {
     Real(m.function)(m, at, extent);
   }
 
+  // Whether a function is needed in a vector of elements.
+  static JAXMAGMA_INLINE bool IsNeeded(const T* where, bool nonzero) {
+    const Mask<T> is_zero = LoadLanes(where) == V{};
+    return Any<T>(nonzero ? ~is_zero : is_zero);
+  }
+
+  // The function of those vectors in which it is needed, a run of them at a time; of a few others
+  // it costs less than a call.
+  static void Where(const Micro& m, T* const* at, int64_t points, int64_t plane) {
+    constexpr int64_t kGap = 2 * kLanes<T>;
+    const Extent extent = m.flat ? Extent{1, points * plane} : Extent{points, plane};
+    const Body body = Real(m.function);
+    for (int64_t o = 0; o < extent.outer; ++o) {
+      T* run[kMicroOperands];
+      for (int k = 0; k < kMicroOperands; ++k) run[k] = at[k] + o * m.stride[k];
+      const T* where = run[kMicroOperands - 1];
+      int64_t first = -1, last = 0;
+      for (int64_t i = 0; i < extent.inner; i += kLanes<T>) {
+        if (IsNeeded(where + i, m.nonzero)) {
+          if (first < 0) first = i;
+          last = i + kLanes<T>;
+        }
+        if (first >= 0 && (i >= last + kGap || i + kLanes<T> >= extent.inner)) {
+          T* from[kMicroOperands];
+          for (int k = 0; k < kMicroOperands; ++k) from[k] = run[k] + first;
+          body(m, from, {1, last - first});
+          first = -1;
+        }
+      }
+    }
+  }
+
   // Values of shared memory in all lanes, or of scratch, from a table of places.
   static void Collect(const T* from, const int32_t* table, bool shared, T* out, int64_t points,
                       int64_t plane) {
@@ -114,12 +146,19 @@ struct Pointwise {
       const int64_t points = s.points - first < s.chunk ? s.points - first : s.chunk;
       for (const Micro* m = s.micros; m != s.micros + s.micro_count; ++m) {
         switch (m->kind) {
-          case Micro::kFunction: {
-            T* at[4];
-#pragma GCC unroll 4
-            for (int k = 0; k < 4; ++k) {
+          case Micro::kFunction:
+          case Micro::kWhere: {
+            T* at[kMicroOperands];
+#pragma GCC unroll 5
+            for (int k = 0; k < kMicroOperands; ++k) {
               at[k] = m->in_scratch[k] ? scratch + m->place[k] + first * m->stride[k]
                                        : slots + m->place[k];
+            }
+            if constexpr (!kComplex) {
+              if (m->kind == Micro::kWhere) {
+                Where(*m, at, points, plane);
+                break;
+              }
             }
             Apply(*m, at, points, plane);
             break;

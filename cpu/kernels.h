@@ -9,6 +9,9 @@
 
 namespace jaxmagma {
 
+// The result, up to three operands, and what says where it is needed.
+constexpr int kMicroOperands = 5;
+
 // One operation of an expression, on the values of a chunk of points: `out = function(a, b, c)`.
 // Places and strides count reals.
 struct Micro {
@@ -17,13 +20,15 @@ struct Micro {
     kFill,     // out = one value at place[1], once for all chunks
     kCollect,  // out = values at place[1] + table
     kWindow,   // out = `width` values of an input a point, from value place[1] on
+    kWhere,    // as kFunction, where operand 4 is not zero, or where it is
   } kind;
   int32_t function;  // a Function
   bool flat;         // all operands are next to each other
   bool shared;       // kFill, kCollect: from the memory all elements share
-  bool in_scratch[4];
-  int64_t place[4];   // in scratch or the slots
-  int64_t stride[4];  // from point to point
+  bool nonzero;      // kWhere
+  bool in_scratch[kMicroOperands];
+  int64_t place[kMicroOperands];   // in scratch or the slots
+  int64_t stride[kMicroOperands];  // from point to point
   const int32_t* table;
   int32_t input;
   int32_t width;

@@ -7,7 +7,7 @@
 namespace jaxmagma {
 namespace {
 
-constexpr int64_t kVersion = 4;
+constexpr int64_t kVersion = 5;
 constexpr int64_t kLargest = int64_t{1} << 20;  // values of scratch, of shared memory, loops
 constexpr int64_t kLargestVector = int64_t{1} << 48;
 constexpr int64_t kMostTables = int64_t{1} << 26;  // entries of all tables of offsets and panels
@@ -127,10 +127,14 @@ bool ReadAddress(Reader& reader, const Plan& plan, const Instruction& step, Addr
 
 bool ReadMicro(Reader& reader, const Plan& plan, const Instruction& step, int64_t& room,
                MicroOperation& m) {
-  m.kind = static_cast<MicroOperation::Kind>(reader.UpTo(MicroOperation::kWindow));
-  if (m.kind == MicroOperation::kFunction) {
+  m.kind = static_cast<MicroOperation::Kind>(reader.UpTo(MicroOperation::kWhere));
+  if (m.kind == MicroOperation::kFunction || m.kind == MicroOperation::kWhere) {
     m.function = reader.UpTo(kFunctions - 1);
     if (reader.failed()) return false;
+    if (m.kind == MicroOperation::kWhere) {
+      m.nonzero = reader.UpTo(1);
+      if (IsComplex(plan.dtype) || !ReadAddress(reader, plan, step, m.where)) return false;
+    }
     if (IsComplex(plan.dtype)) {
       const auto known = {Function::kAdd, Function::kSub, Function::kMul,
                           Function::kNeg, Function::kFma, Function::kFirst};

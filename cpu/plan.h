@@ -83,9 +83,11 @@ struct Address {
 
 // One operation of an expression.
 struct MicroOperation {
-  enum Kind : int64_t { kFunction, kFill, kCollect, kWindow } kind;
+  enum Kind : int64_t { kFunction, kFill, kCollect, kWindow, kWhere } kind;
   int64_t function = 0;
   Address addresses[4]{};  // of the result, and the operands
+  Address where{};         // of the value that says where the function is needed
+  bool nonzero = false;    // namely where it is not zero
   int64_t slot = 0;        // of what is filled, collected or loaded
   bool shared = false;
   int64_t place = 0;

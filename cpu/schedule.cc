@@ -236,15 +236,18 @@ class Scheduler {
       m.kind = static_cast<Micro::Kind>(from.kind);
       m.function = static_cast<int32_t>(from.function);
       m.shared = from.shared;
-      if (from.kind == MicroOperation::kFunction) {
+      const bool where = from.kind == MicroOperation::kWhere;
+      if (from.kind == MicroOperation::kFunction || where) {
         m.flat = true;
-        for (int k = 0; k <= kOperands[from.function]; ++k) {
-          const Address& a = from.addresses[k];
+        m.nonzero = from.nonzero;
+        const auto set = [&](int k, const Address& a) {
           m.in_scratch[k] = a.in_scratch;
           m.place[k] = a.in_scratch ? a.place * value_ : a.place * slot + a.offset * value_;
           m.stride[k] = a.stride * value_;
           m.flat &= a.stride == 1;
-        }
+        };
+        for (int k = 0; k <= kOperands[from.function]; ++k) set(k, from.addresses[k]);
+        if (where) set(kMicroOperands - 1, from.where);
       } else {
         m.place[0] = from.slot * slot;
         if (from.kind == MicroOperation::kWindow) {

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmagma.programs.functions import ROUNDINGS
+from jaxmagma.programs.functions import COMPARISONS, ROUNDINGS
 from jaxmagma.programs.program import Input, Map, Operation, Terms
 
 
@@ -122,15 +122,21 @@ def _of_scaled(values: Values, function: str, terms: Terms) -> Simpler | None:
 
 
 def _negative(values: Values, terms: Terms) -> Simpler | None:
-    ((value, labels),) = terms
-    if values.is_zero(value):
+    if values.is_zero(terms[0][0]):
         return ZERO
+    negated = _operand_of("neg", values, terms[0])
+    return None if negated is None else Simpler(None, [negated])
+
+
+def _operand_of(function: str, values: Values, term: tuple[int, str]) -> tuple[int, str] | None:
+    """What a value is this function of."""
+    value, labels = term
     operation = values.operation(value)
-    if not isinstance(operation, Map) or operation.function != "neg":
+    if not isinstance(operation, Map) or operation.function != function:
         return None
-    ((negated, own),) = operation.terms
+    ((operand, own),) = operation.terms
     names = dict(zip(operation.output, labels, strict=True))
-    return Simpler(None, [(negated, "".join(names[x] for x in own))])
+    return operand, "".join(names[x] for x in own)
 
 
 def _product(values: Values, terms: Terms) -> Simpler | None:
@@ -169,10 +175,31 @@ def _quotient(values: Values, terms: Terms) -> Simpler | None:
 
 
 def _choice(values: Values, terms: Terms) -> Simpler | None:
-    which = values.known(terms[0][0])
-    if which is None or which.shape:
+    condition, if_zero, if_not = terms
+    which = values.known(condition[0])
+    if if_zero == if_not:  # as what goes into a branch and has no derivative where it is not taken
+        return Simpler(None, [if_zero])
+    if which is not None and not which.shape:
+        return Simpler(None, [if_not if which else if_zero])
+    opposite = _operand_of("not", values, condition)
+    return None if opposite is None else Simpler("select", [opposite, if_not, if_zero])
+
+
+_TRUTHS = COMPARISONS | {"and", "or", "xor", "not", "is_finite"}
+
+
+def _comparison_with(truth: int) -> Callable[[Values, Terms], Simpler | None]:
+    """Of what is 1 or 0 already, as the number of a branch that a condition has become."""
+
+    def rule(values: Values, terms: Terms) -> Simpler | None:
+        for term, (number, _) in (terms, terms[::-1]):
+            operation, known = values.operation(term[0]), values.known(number)
+            if isinstance(operation, Map) and operation.function in _TRUTHS:
+                if known is not None and not known.shape and known in (0, 1):
+                    return Simpler(None if known == truth else "not", [term])
         return None
-    return Simpler(None, [terms[2] if which else terms[1]])
+
+    return rule
 
 
 def _rounding(function: str) -> Callable[[Values, Terms], Simpler | None]:
@@ -193,5 +220,7 @@ _RULES: dict[str, Callable[[Values, Terms], Simpler | None]] = {
     "mul": _product,
     "div": _quotient,
     "select": _choice,
+    "eq": _comparison_with(1),
+    "ne": _comparison_with(0),
     **{x: _rounding(x) for x in ROUNDINGS.values()},
 }

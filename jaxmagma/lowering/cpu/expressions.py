@@ -9,7 +9,8 @@ An *address* is ``(space, place, offset, stride)``: point ``p`` is at ``place + 
 scratch (``offset`` is 0), or at ``offset + p * stride`` values from the start of a slot.
 """
 
-from collections.abc import Sequence, Set
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from jaxmagma.lowering.cpu.places import Location, Locations, flat_stride
@@ -29,6 +30,8 @@ FUNCTION_NAMES = (
     "round_to_float32 round_to_bfloat16 round_to_float16"
 ).split()
 NUMBERS = {name: n for n, name in enumerate(FUNCTION_NAMES)}
+# Those that take so long that it is worth asking first whether any lane needs one.
+_LONG = frozenset(FUNCTION_NAMES[FUNCTION_NAMES.index("cbrt") : FUNCTION_NAMES.index("atan2") + 1])
 
 
 # ---- Which steps make one expression -------------------------------------------------------------
@@ -114,6 +117,11 @@ class Micro:
     function: str
     result: int
     operands: list[Value]
+    needed: tuple[Value, bool] | None = None  # where alone: where a value is zero, or is not
+
+    @property
+    def reads(self) -> list[Value]:
+        return self.operands if self.needed is None else [self.needed[0], *self.operands]
 
 
 @dataclass
@@ -126,7 +134,7 @@ class Expression:
 
     @property
     def sources(self) -> list[Source]:
-        found = [x for m in self.micros for x in m.operands if isinstance(x, Source)]
+        found = [x for m in self.micros for x in m.reads if isinstance(x, Source)]
         return list(dict.fromkeys(found))
 
 
@@ -170,11 +178,49 @@ def expression(plan: Plan, locations: Locations, unit: Sequence[int], kept: Set[
                 made[number] = Micro(function, number, operands)
                 del made[factor]
                 break
-    found = Expression(shape, [made[n] for n in unit if n in made])
+    found = Expression(shape, _where_needed({n: made[n] for n in unit if n in made}, kept))
     for n, micro in enumerate(found.micros):
-        for operand in micro.operands:
+        for operand in micro.reads:
             found.last[operand] = n
     return found
+
+
+def _where_needed(made: Mapping[int, Micro], kept: Set[int]) -> list[Micro]:
+    """The operations in an order in which those of a branch come behind what chooses it.
+
+    XLA's loops compute a long function that only one branch needs where that is taken.
+    """
+    if not any(x.function == "select" for x in made.values()):
+        return list(made.values())
+    uses = Counter(x for micro in made.values() for x in micro.operands if isinstance(x, int))
+    for choice in made.values():
+        if choice.function != "select" or len(set(choice.operands)) < 3:
+            continue
+        which, *branches = choice.operands
+        for taken, branch in enumerate(branches):
+            reads, left = Counter([branch]), [branch]
+            while left:
+                x = left.pop()
+                # What something else reads, too, is needed everywhere.
+                if not isinstance(x, int) or x not in made or x in kept or reads[x] < uses[x]:
+                    continue
+                if made[x].function in _LONG and made[x].needed is None:
+                    made[x].needed = which, bool(taken)
+                reads.update(made[x].operands)
+                left += dict.fromkeys(made[x].operands)
+    if all(x.needed is None for x in made.values()):
+        return list(made.values())
+    ordered: dict[int, Micro] = {}
+    for number in made:
+        waiting = [number]
+        while waiting:
+            before = [x for x in made[waiting[-1]].reads if isinstance(x, int) and x in made]
+            missing = [x for x in before if x not in ordered]
+            waiting += missing
+            if not missing:
+                done = waiting.pop()
+                ordered[done] = made[done]
+    return list(ordered.values())
 
 
 def _source(step: Pointwise, at: Location, labels: str) -> Source:

@@ -28,7 +28,7 @@ from jaxmagma.programs.program import Gather, Place, View
 from jaxmagma.programs.strides import places, row_major
 
 
-VERSION = 4
+VERSION = 5
 (
     LOAD,
     MULTIPLY,
@@ -43,7 +43,7 @@ VERSION = 4
     GEMM,
     POINT_MATRIX,
 ) = range(12)
-_FUNCTION, _FILL, _COLLECT, _WINDOW = range(4)
+_FUNCTION, _FILL, _COLLECT, _WINDOW, _WHERE = range(5)
 _BATCHED, _SHARED, _CONSTANT, _VECTOR, _INDEX = range(5)
 DTYPES = {"float32": 0, "float64": 1, "complex64": 2, "complex128": 3, "float16": 4, "bfloat16": 5}
 
@@ -543,16 +543,19 @@ class _ExpressionCode:
             if source.is_scalar and self.points > 1:
                 self._fill(source)
         for n, micro in enumerate(self.made.micros):
-            operands = [self._bring(x) for x in micro.operands]
-            for x in dict.fromkeys(micro.operands):
+            operands = [self._bring(x) for x in micro.reads]
+            for x in dict.fromkeys(micro.reads):
                 self._release(x, n)
             if micro.result in self.kept:
                 result = self._write(micro.result, n)
             else:
                 result = (SLOT, self.slots.take(1), 0, 1)
             self.address[micro.result] = result
-            words = [_FUNCTION, NUMBERS[micro.function], *result, *_flat(operands)]
-            self.code.append(words)
+            head = [_FUNCTION, NUMBERS[micro.function]]
+            if micro.needed is not None:
+                where, *operands = operands
+                head = [_WHERE, NUMBERS[micro.function], int(micro.needed[1]), *where]
+            self.code.append([*head, *result, *_flat(operands)])
             for window in list(self.window_slot):
                 readers = [x for x in self.by_root[window[0]] if self._start(x) == window[1]]
                 if all(self.made.last[x] <= n for x in readers):
