@@ -129,6 +129,25 @@ def test_one_divides_nothing(dtype: type) -> None:
         assert builder.pointwise("div", [(x, "ab"), (one, labels)], "ab", sizes) == x
 
 
+def test_conditions_on_conditions() -> None:
+    """What a branch makes of a condition, by its number, is the condition."""
+    builder = Builder(1)
+    x, y, z = (builder.input(Input((0,), (2,), F64)) for _ in range(3))
+    one, zero = (builder.constant(np.full((), number)) for number in (1.0, 0.0))
+    labels, sizes = "a", {"a": 2}
+
+    def of(function: str, *terms: tuple[int, str]) -> int:
+        return builder.pointwise(function, list(terms), labels, sizes)
+
+    truth = builder.map("lt", x, y)
+    assert of("eq", (truth, "a"), (one, "")) == truth == of("ne", (zero, ""), (truth, "a"))
+    opposite = of("eq", (truth, "a"), (zero, ""))
+    assert opposite == of("ne", (truth, "a"), (one, "")) == builder.map("not", truth)
+    assert builder.map("select", opposite, y, z) == builder.map("select", truth, z, y)
+    assert builder.map("select", truth, y, y) == y
+    assert of("eq", (x, "a"), (one, "")) not in (x, truth)  # no condition
+
+
 def test_a_diagonal_and_an_outer_product() -> None:
     t = Tiles((3, 3), (2,))
     a, b = t.numbers

@@ -492,6 +492,37 @@ def test_every_function(name: str, dtype: str) -> None:
         check_program(program, *arguments, ulps=2048 if name in ("sinh", "cosh") else 32)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("elements", [1, 7, 33, 200])
+@pytest.mark.parametrize("shared", [True, False])
+def test_functions_that_only_one_branch_needs(shared: bool, elements: int, dtype: str) -> None:
+    """Long ones are computed where a lane takes the branch, whatever the others are."""
+    rng = np.random.default_rng(elements)
+    builder = Builder(1)
+    kind = np.dtype(dtype)
+    x = builder.input(Input((0,), (3,), kind))
+    which = builder.input(Input((0,), () if shared else (3,), kind))
+    zero = builder.constant(np.zeros((), kind))
+    labels, sizes = "" if shared else "i", {"i": 3}
+    taken = builder.pointwise("gt", [(which, labels), (zero, "")], labels, sizes)
+
+    def choice(if_not: int, if_so: int) -> int:
+        terms = [(taken, labels), (if_not, "i"), (if_so, "i")]
+        return builder.pointwise("select", terms, "i", sizes)
+
+    logarithm = builder.map("log", builder.map("sin", x))  # of which some are NaN
+    both = choice(builder.map("exp", x), builder.map("mul", logarithm, x))
+    used = builder.map("cos", x)  # also by others
+    inner = choice(x, builder.map("atan", builder.map("tanh", both)))
+    outputs = [both, choice(used, x), used, choice(inner, builder.map("sinh", x))]
+    program = builder.build([Output(y, (0,)) for y in outputs]).program
+    values = rng.uniform(-3, 3, (elements, 3)).astype(kind)
+    shape = (elements,) if shared else (elements, 3)
+    runs = np.resize(np.repeat([0, 1], 21), shape)
+    for mask in (np.zeros(shape), np.ones(shape), rng.integers(0, 2, shape), runs):
+        check_program(program, values, mask.astype(kind), ulps=64)
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32", "complex64"])
 @pytest.mark.parametrize("elements", [1, 7, 33, 200])
 def test_broadcasts_views_and_stacks(elements: int, dtype: str) -> None:

@@ -35,6 +35,15 @@ LOOPS: dict[str, Case] = {
     "an update": (lambda x: x.at[jnp.argmax(x)].set(0.0), ((20,),)),
     "second differences": (lambda x: jnp.pad(x, 1)[2:] - 2.0 * x + jnp.pad(x, 1)[:-2], ((8,),)),
 }
+LOOPS["steps of a loop"] = (
+    lambda x: jax.lax.fori_loop(
+        0,
+        9,
+        lambda _, y: jax.lax.cond(y[0] > 1.0, lambda y: 0.5 * y, lambda y: 3.0 * y + 1.0, y),
+        x,
+    ),
+    ((3,),),
+)
 KERNELS: dict[str, Case] = {
     "a product": (lambda x: B @ jnp.tanh(x), ((5,),)),
     "many components": (
@@ -47,6 +56,14 @@ KERNELS: dict[str, Case] = {
     "updates at places that are known": (lambda x: x.at[np.arange(0, 9, 2)].set(0.0), ((20,),)),
     "a function of a library": (lambda x: jnp.arctan2(x, 2.0) + jnp.cbrt(x), ((4,),)),
     "a sort": (jnp.sort, ((5,),)),
+    "steps with sums": (
+        lambda x: jax.lax.fori_loop(0, 9, lambda _, y: y / (y * y).sum(), x),
+        ((3,),),
+    ),
+    "steps of functions of a library": (
+        lambda x: jax.lax.fori_loop(0, 9, lambda _, y: jnp.sin(y) + 0.1, x),
+        ((3,),),
+    ),
 }
 
 
@@ -99,6 +116,39 @@ def test_others_are_programs(name: str) -> None:
 def test_a_part_of_a_function_makes_it_no_loop() -> None:
     """What goes with products is part of their kernel."""
     assert programs(jm.fuse(lambda x: jax.nn.softmax(B @ x)), list(made(((5,),)))) == 1
+
+
+W = np.random.default_rng(3).uniform(-1, 1, (8, 8))
+DECLINED: dict[str, Callable[..., Any]] = {
+    "softmax": lambda x: jax.nn.softmax(W @ x),
+    "argmax": lambda x: jnp.argmax(W @ x),
+    "normalisation": lambda x: (W @ x) / jnp.sqrt(jnp.var(W @ x) + 1e-5),
+    "one of each": lambda x: jax.nn.one_hot(jnp.argmax(W @ x), 8),
+}
+
+
+@pytest.mark.parametrize("name", DECLINED)
+def test_what_no_kernel_gains_from_is_as_it_was_written(name: str) -> None:
+    """Not in components, of which XLA makes slower loops."""
+    function = DECLINED[name]
+    x = jnp.asarray(next(made(((8,),))))
+    fused = jm.fuse(function)
+    assert programs(fused, [x]) == 1
+    assert all(part.reason for part in jm.explain(fused, x, quiet=True))
+    np.testing.assert_array_equal(jax.jit(fused)(x), jax.jit(jax.vmap(function))(x))
+    twice = jax.jit(jax.vmap(fused, 1, 1))(x[:, None])
+    np.testing.assert_allclose(twice[:, 0], jax.vmap(function)(x), rtol=1e-14)
+
+
+def test_elements_are_first_in_a_product_that_meets_an_operand() -> None:
+    def layer(w: Any, x: Any) -> Any:
+        return jnp.tanh(w @ x) + x
+
+    x = jnp.asarray(next(made(((8,),))))
+    fused, plain = jm.fuse(layer, in_axes=(None, 0)), jax.vmap(layer, (None, 0))
+    np.testing.assert_allclose(jax.jit(fused)(W, x), jax.jit(plain)(W, x), rtol=1e-14)
+    single = jnp.float32(W), jnp.float32(x)
+    np.testing.assert_allclose(jax.jit(fused)(*single), plain(*single), rtol=1e-6)
 
 
 def test_gathered_arguments_are_read_on_the_way() -> None:

@@ -10,9 +10,12 @@ as a material, it finds at once, where a kernel selects among all there is.
 """
 
 import math
+from collections.abc import Iterable, Iterator
+
+from jax.extend.core import JaxprEqn
 
 from jaxmagma.frontends.conditions import Kind
-from jaxmagma.frontends.lines import Line, Lines, variables
+from jaxmagma.frontends.lines import Line, Lines, Variable, inlined, variables
 from jaxmagma.jaxpr import POINTWISE, aval, inner_jaxpr, nested
 from jaxmagma.programs.functions import VALUE_BY_VALUE
 
@@ -33,41 +36,74 @@ _JOINS = {"concatenate", "stack"}
 # At places that are computed. A kernel looks at each there is; a CPU goes to the one.
 _LOOKUPS = {"gather", "dynamic_slice"}
 _UPDATES = {"scatter", "scatter-add", "scatter_add"}
-_SUMS = {"argmax", "argmin"}
-_SUMS |= {f"reduce_{x}" for x in ("and", "max", "min", "or", "prod", "sum")}
+SUMS = {"argmax", "argmin"}
+SUMS |= {f"reduce_{x}" for x in ("and", "max", "min", "or", "prod", "sum")}
+
+
+def are_loops_and_products(equations: Iterable[JaxprEqn]) -> bool:
+    """Whether plain JAX has loops and products of matrices for each of some equations.
+
+    Others, such as a sort, are often faster in the components that a program has.
+    """
+    known = _POINTWISE | _MOVES | _PARTS | _JOINS | SUMS | {"dot_general"}
+    return all(
+        inner.primitive.name in known
+        for x in equations
+        for inner in (nested(x) if inner_jaxpr(x) is not None else [x])
+        if inner_jaxpr(inner) is None
+    )
 
 
 def are_loops(lines: Lines, platform: str) -> bool:
     """Whether XLA has such loops for a function of an element on a platform of JAX."""
-    cpu = platform == "cpu"
+    sums = _sums(lines, platform == "cpu", set(lines.parameters))
+    return sums is not None and sums <= (MOST_SUMS if platform == "cpu" else 0)
+
+
+def _sums(lines: Lines, cpu: bool, moved: set[Variable]) -> int | None:
+    """How many sums there are that count; None if some line is in none of XLA's loops.
+
+    ``moved`` is what is an argument, or a part of one.
+    """
     pointwise = _POINTWISE_ON_CPU if cpu else _POINTWISE
-    moved = set(lines.parameters)  # what is an argument, or a part of one
     sums = 0
     for line in lines.lines:
         name = line.equation.primitive.name
         operands = {x for x in variables(line.operands) if x.kind == Kind.MAPPED}
-        if inner_jaxpr(line.equation) is not None:  # with a rule of its own, as `relu` has
-            inside = [x for x in nested(line.equation) if inner_jaxpr(x) is None]
-            if not all(x.primitive.name in pointwise | _MOVES for x in inside):
-                return False
+        inner = inner_jaxpr(line.equation)
+        if inner is not None:  # with a rule of its own, as `relu` has
+            inside = inlined(inner, line.kinds)
+            own = set(inside.parameters) if operands <= moved else set()
+            more = _sums(inside, cpu, own)
+            if more is None:
+                return None
+            sums += more
+        elif cpu and name == "scan":
+            if not all(x.primitive.name in pointwise | _MOVES | _PARTS for x in _steps(line)):
+                return None
         elif name in _MOVES or name in _PARTS:
             if operands <= moved:
                 moved.update(line.results)
             elif name in _PARTS:
-                return False
+                return None
         elif name in _JOINS:
             if len(line.operands) > MOST_PIECES:
-                return False
-        elif name in _SUMS:
+                return None
+        elif name in SUMS:
             shape = aval(line.equation.invars[0]).shape
             count = math.prod(shape[x] for x in line.equation.params["axes"])
             sums += count < SHORT or not cpu
         elif cpu and name in _LOOKUPS | _UPDATES:
             if not _is_at_few_places(line):
-                return False
+                return None
         elif name not in pointwise:
-            return False
-    return sums <= (MOST_SUMS if cpu else 0)
+            return None
+    return sums
+
+
+def _steps(line: Line) -> Iterator[JaxprEqn]:
+    """The operations of a loop, each step of which is one of XLA's loops over all elements."""
+    return (x for x in nested(line.equation) if inner_jaxpr(x) is None)
 
 
 def _is_at_few_places(line: Line) -> bool:

@@ -18,18 +18,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
-from jax.extend.core.primitives import convert_element_type_p
+from jax.extend.core.primitives import convert_element_type_p, dot_general_p
 
 from jaxmagma.frontends.conditions import Kind
 from jaxmagma.frontends.derivatives import with_rules
 from jaxmagma.frontends.index import Gathered
 from jaxmagma.frontends.lines import Line, Lines, Variable, differentiated, inlined, variables
-from jaxmagma.frontends.loops import are_loops
+from jaxmagma.frontends.loops import SUMS, are_loops, are_loops_and_products
 from jaxmagma.jaxpr import (
     Reader,
     Tile,
     Unsupported,
     applied,
+    aval,
     evaluated,
     inner_jaxpr,
     is_empty,
@@ -46,6 +47,7 @@ from jaxmagma.programs.fallback import SYMBOLIC, PlainCall, is_symbolic, tell
 from jaxmagma.programs.normal import normal_form
 from jaxmagma.programs.precisions import is_narrower
 from jaxmagma.programs.program import Input, Output
+from jaxmagma.programs.spelling import spell
 
 
 # The folders whose lines are not the user's.
@@ -73,6 +75,10 @@ class _Argument:
     array: jax.Array
     dtype: np.dtype
     limits: integers.Bounds | None  # of integers
+
+    @property
+    def is_as_it_is(self) -> bool:
+        return self.array.dtype == self.dtype and self.limits is None
 
     @property
     def converted(self) -> Callable[[jax.Array], jax.Array]:
@@ -185,6 +191,23 @@ class _Segment:
         arguments = [x.array for x in inputs]
         conversions = [x.converted for x in inputs]
         dtype = self.reader.dtype
+        plain = self._plain(variables)
+        numbers = {id(x): n for n, x in enumerate(jax.tree.leaves(self._operands))}
+        wanted = [numbers.get(id(x), -1) for x in arguments]
+        # Of its operands as they are.
+        same = all(x.is_as_it_is for x in inputs) and {*wanted} == {*range(len(self._operands))}
+        known = variables and are_loops_and_products(line.equation for line, _ in self._lines)
+        if same and known and not any(isinstance(x, Gathered) for x in self._operands):
+            where = [[x.value for x in results].index(x) for x in values]
+            order = [wanted.index(n) for n in range(len(wanted))]
+            first = _meets_operands([x for x, _ in self._lines])
+            in_order = self._plain(variables, _element_first) if first else plain
+
+            def spelled(*arguments: jax.Array) -> list[jax.Array]:
+                made = in_order(*(arguments[n] for n in order))
+                return [jnp.asarray(made[n], dtype) for n in where]
+
+            spell(built.program, spelled)
 
         def fused(*arguments: jax.Array) -> list[jax.Array]:
             typed = (convert(x) for convert, x in zip(conversions, arguments, strict=True))
@@ -194,9 +217,6 @@ class _Segment:
         ruled = differentiated([line for line, _ in self._lines], variables)
         if not any(line.has_own_derivative for line in ruled):
             return fused(*arguments)
-        numbers = {id(x): n for n, x in enumerate(jax.tree.leaves(self._operands))}
-        wanted = [numbers[id(x)] for x in arguments]
-        plain = self._plain(variables)
 
         def fused_of(*operands: Operand) -> list[jax.Array]:
             leaves = jax.tree.leaves(operands)
@@ -214,25 +234,77 @@ class _Segment:
         """The values of variables of the lines, by plain JAX."""
         return self._plain(variables)(*_arrays(self._operands))
 
-    def _plain(self, variables: Sequence[Variable]) -> Callable[..., list[jax.Array]]:
-        """The same as a function of the values of the operands."""
-        lines = self._lines
+    def _plain(
+        self,
+        variables: Sequence[Variable],
+        rule: Callable[[Line], Callable[..., list[Any]]] = lambda line: functools.partial(
+            applied, line.equation
+        ),
+    ) -> Callable[..., list[jax.Array]]:
+        """The same as a function of the values of the operands, of which it keeps none."""
+        steps = [
+            (
+                rule(line),
+                [x if isinstance(y, Tile) else y for x, y in zip(line.operands, own, strict=True)],
+                line.results,
+            )
+            for line, own in self._lines
+        ]
 
         def function(*values: jax.Array) -> list[jax.Array]:
             found: dict[Any, jax.Array] = {}
-            for line, operands in lines:
-                given = [
-                    found[x]
-                    if isinstance(own, Tile)
-                    else values[own.number]
-                    if isinstance(own, _Number)
-                    else own
-                    for x, own in zip(line.operands, operands, strict=True)
-                ]
-                found.update(zip(line.results, applied(line.equation, given), strict=True))
+
+            def given(x: Any) -> Any:
+                if isinstance(x, _Number):
+                    return values[x.number]
+                return found[x] if isinstance(x, Variable) else x
+
+            for computed, operands, results in steps:
+                found.update(zip(results, computed(list(map(given, operands))), strict=True))
             return [found[x] for x in variables]
 
         return function
+
+
+def _meets_operands(lines: Sequence[Line]) -> bool:
+    """Whether what comes of a product of matrices meets an operand, without sums.
+
+    A loop that reads both jumps from line to line in one of them, if elements are not first there.
+    Sums over results are faster with elements side by side.
+    """
+    made: set[Variable] = set()
+    meets = False
+    for line in lines:
+        operands = {x for x in variables(line.operands) if x.kind == Kind.MAPPED and x.aval.shape}
+        if line.equation.primitive.name in SUMS:
+            return False
+        if line.equation.primitive is dot_general_p:
+            made.update(line.results)
+        elif operands & made:
+            meets |= bool(operands - made)
+            made.update(line.results)
+    return meets
+
+
+def _element_first(line: Line) -> Callable[[Sequence[Any]], list[Any]]:
+    """The rule of a line, with what differs from element to element as the left factor.
+
+    So vmap has the elements first in a product of a matrix and a vector, as they are in operands.
+    """
+    equation, (left, *_) = line.equation, [*line.kinds, None]
+    plain = functools.partial(applied, equation)
+    if equation.primitive is not dot_general_p or left == Kind.MAPPED:
+        return plain
+    (contracted, batch), precision = (
+        equation.params[x] for x in ("dimension_numbers", "precision")
+    )
+    if any(batch) or len(contracted[1]) < aval(equation.invars[1]).ndim:
+        return plain
+    swapped = {
+        "dimension_numbers": (contracted[::-1], batch),
+        "precision": precision[::-1] if isinstance(precision, tuple) else precision,
+    }
+    return lambda operands: [dot_general_p.bind(*operands[::-1], **(equation.params | swapped))]
 
 
 @dataclass(frozen=True)

@@ -278,7 +278,7 @@ class _Whole:
 
 
 class _Rows:
-    """The products of a plan with rows that all elements share, and with matrices that have them."""
+    """The products with rows that all elements share, and those with matrices that have them."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan

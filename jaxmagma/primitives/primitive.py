@@ -31,6 +31,7 @@ from jaxmagma.programs.memo import remembered
 from jaxmagma.programs.normal import normal_form
 from jaxmagma.programs.program import ElementProgram
 from jaxmagma.programs.pruning import without_tables
+from jaxmagma.programs.spelling import spell_batched, spelling_of
 
 
 def apply(program: ElementProgram, *arguments: jax.Array) -> list[jax.Array]:
@@ -211,6 +212,8 @@ def _batch(
     astray = calculus.astray(program, [x is not None for x in positions])
     program, kept = without_tables(program, astray)
     batched, results = calculus.batch(program, [positions[n] for n in kept])
+    if len(kept) == len(arguments) and all(x == 0 for x in results):
+        spell_batched(batched, program, positions)
     return apply(batched, *(moved[n] for n in kept)), list(results)
 
 
@@ -387,6 +390,7 @@ _partitioned_kernel = partition.partitioned(_kernel)
 
 def _lower_program(platform: str) -> Callable[..., Any]:
     def rule(ctx: mlir.LoweringRuleContext, *operands: Any, program: ElementProgram) -> Any:
+        spelling, spelled = spelling_of(program), (ctx, *operands)
         program, kept = normal_form(program)
         operands = tuple(operands[n] for n in kept)
         ctx = ctx.replace(avals_in=[ctx.avals_in[n] for n in kept])
@@ -394,6 +398,8 @@ def _lower_program(platform: str) -> Callable[..., Any]:
         kernel = lower(program, extents, platform)
         if isinstance(kernel, Declined):
             division = divide(program, extents, platform)
+            if division is None and spelling is not None and not partition.needs_partitioning(ctx):
+                return partition.lower_without_mesh(spelling, multiple_results=True)(*spelled)
             if division is None:
                 return _plain(ctx, *operands, program=program)
             in_parts = functools.partial(_in_parts, division)

@@ -47,8 +47,11 @@ def _halves(a: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _product(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Rounded: compilers fuse it with a sum that it is a term of, unless there is a barrier."""
-    made: jax.Array = lax.optimization_barrier(a * b)
+    """Rounded: compilers fuse a product with a sum that it is a term of, but not a choice.
+
+    Nor do they know that this is none. A barrier would end the loop, and values go through memory.
+    """
+    made: jax.Array = lax.select(lax.eq(a, a), a * b, a)
     return made
 
 

@@ -236,9 +236,14 @@ def _no_gain(plan: Plan, elements: int) -> str | None:
     has_products = any(_is_matrix_product(plan, step) for step in products)
     if not (has_products or _computes_much(plan) or _has_many_pieces(plan)):
         return "without a product of matrices it is bound by memory, and XLA's loops are as fast"
-    one_for_all = len(products) == 1 and _is_one_for_all_elements(plan, products[0])
-    if one_for_all and _are_loops(plan, [step for step in steps if step is not products[0]]):
-        return "it is one matrix product for all elements, and XLA's is as fast"
+    # A kernel keeps on chip what one product makes for the next; of others XLA's are as fast.
+    in_a_row = len(products) > 1 and any(not _is_of_operand(plan, x) for x in products)
+    one_for_all = all(_is_one_for_all_elements(plan, x) for x in products)
+    rest = [step for step in steps if step not in products]
+    if products and one_for_all and not in_a_row and _are_loops(plan, rest):
+        if len(products) == 1:
+            return "it is one matrix product for all elements, and XLA's is as fast"
+        return "they are matrix products for all elements, and XLA's are as fast"
     if len(steps) == 1 and _is_fused(plan, products[0]):
         return (
             "its matrices are so small that XLA multiplies them in fused loops, which are as fast"
@@ -256,12 +261,14 @@ def _computes_much(plan: Plan) -> bool:
 
     It chooses between values as fast as a kernel.
     """
-    choices = [
-        step.flops
-        for number, step in plan.numbered_steps()
-        if plan.tiles[number].batched and isinstance(step, Pointwise) and step.function in CHOICES
-    ]
-    return plan.flops - sum(choices) >= _LEAST_FLOPS_PER_VALUE * _values(plan)
+    steps = [step for number, step in plan.numbered_steps() if plan.tiles[number].batched]
+    return _computed(steps) >= _LEAST_FLOPS_PER_VALUE * _values(plan)
+
+
+def _computed(steps: Sequence[Step]) -> int:
+    """The operations of some steps that are no choices."""
+    choices = (x.flops for x in steps if isinstance(x, Pointwise) and x.function in CHOICES)
+    return sum(x.flops for x in steps) - sum(choices)
 
 
 def _are_loops(plan: Plan, steps: Sequence[Step]) -> bool:
@@ -269,7 +276,7 @@ def _are_loops(plan: Plan, steps: Sequence[Step]) -> bool:
     pointwise = [x for x in steps if isinstance(x, Pointwise)]
     if any(x.function in VALUE_BY_VALUE for x in pointwise):
         return False
-    few = sum(x.flops for x in steps) < _LEAST_FLOPS_PER_VALUE * _values(plan)
+    few = _computed(steps) < _LEAST_FLOPS_PER_VALUE * _values(plan)
     return len(pointwise) == len(steps) or few
 
 
@@ -305,6 +312,10 @@ def _is_fused(plan: Plan, step: Product) -> bool:
     return plan.program.dtype.name in ("float32", "float64") and all(
         tile.batched and tile.size < _FUSED_VALUES_OF_XLA for tile in tiles
     )
+
+
+def _is_of_operand(plan: Plan, step: Product) -> bool:
+    return all(x < len(plan.program.inputs) for x in step.operands)
 
 
 def _is_one_for_all_elements(plan: Plan, step: Product) -> bool:
