@@ -267,13 +267,15 @@ class _Segment:
 
 
 def _meets_operands(lines: Sequence[Line]) -> bool:
-    """Whether what comes of a product of matrices meets an operand, without sums.
+    """Whether what comes of the only product of matrices meets an operand, without sums.
 
     A loop that reads both jumps from line to line in one of them, if elements are not first there.
-    Sums over results are faster with elements side by side.
+    Sums over results are faster with elements side by side, as is a loop that reads results alone.
     """
     made: set[Variable] = set()
     meets = False
+    if sum(x.equation.primitive is dot_general_p for x in lines) != 1:
+        return False
     for line in lines:
         operands = {x for x in variables(line.operands) if x.kind == Kind.MAPPED and x.aval.shape}
         if line.equation.primitive.name in SUMS:

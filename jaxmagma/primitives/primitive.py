@@ -398,7 +398,8 @@ def _lower_program(platform: str) -> Callable[..., Any]:
         kernel = lower(program, extents, platform)
         if isinstance(kernel, Declined):
             division = divide(program, extents, platform)
-            if division is None and spelling is not None and not partition.needs_partitioning(ctx):
+            one_shard = not partition.needs_partitioning(ctx)
+            if division is None and spelling is not None and one_shard and platform == "cpu":
                 return partition.lower_without_mesh(spelling, multiple_results=True)(*spelled)
             if division is None:
                 return _plain(ctx, *operands, program=program)

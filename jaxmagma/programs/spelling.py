@@ -1,4 +1,4 @@
-"""How the user's function spells a program, for where plain JAX computes it.
+"""How the user's function spells a program, for where plain JAX computes it on a CPU.
 
 Values of a program are taken apart into components, for kernels have these in registers.  XLA makes
 slower loops of that than of the reductions, the products and the loops that a function is written
