@@ -18,8 +18,8 @@ struct Exponential {
   static constexpr bool kDouble = sizeof(T) == 8;
   using Integers = Vector<std::conditional_t<kDouble, int64_t, int32_t>, kLanes<T>>;
 
-  // x = n log(2) + r, and exp(r) - 1 = r + r * r * (a polynomial in r), which is the one of Chebyshev
-  // points on |r| < log(2) / 2.
+  // x = n log(2) + r, and exp(r) - 1 = r + r * r * (a polynomial in r), which is the one of
+  // Chebyshev points on |r| < log(2) / 2.
   struct Parts {
     V shifted;  // the last bits are n
     V n, r, tail;
@@ -37,13 +37,13 @@ struct Exponential {
     parts.n = parts.shifted - Splat(kShift);
     parts.r = (x - parts.n * Splat(kHigh)) - parts.n * Splat(kLow);
     if constexpr (kDouble) {
-      parts.tail = Polynomial(
-          parts.r, 0x1.af38a0d2d9620p-26, 0x1.28917e2c43a66p-22, 0x1.71de0db21e27fp-19,
-          0x1.a019b9133a48ap-16, 0x1.a01a01a7c327ap-13, 0x1.6c16c1788a49bp-10, 0x1.11111111109b4p-7,
-          0x1.5555555553d67p-5, 0x1.5555555555556p-3, 0x1.0000000000001p-1);
+      parts.tail = Polynomial(parts.r, 0x1.af38a0d2d9620p-26, 0x1.28917e2c43a66p-22,
+                              0x1.71de0db21e27fp-19, 0x1.a019b9133a48ap-16, 0x1.a01a01a7c327ap-13,
+                              0x1.6c16c1788a49bp-10, 0x1.11111111109b4p-7, 0x1.5555555553d67p-5,
+                              0x1.5555555555556p-3, 0x1.0000000000001p-1);
     } else {
-      parts.tail = Polynomial(parts.r, 0x1.6d112cp-10, 0x1.120b9p-7, 0x1.55551ap-5, 0x1.5554dcp-3,
-                              0x1p-1);
+      parts.tail =
+          Polynomial(parts.r, 0x1.6d112cp-10, 0x1.120b9p-7, 0x1.55551ap-5, 0x1.5554dcp-3, 0x1p-1);
     }
     return parts;
   }
