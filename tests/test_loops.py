@@ -140,17 +140,6 @@ def test_what_no_kernel_gains_from_is_as_it_was_written(name: str) -> None:
     np.testing.assert_allclose(twice[:, 0], jax.vmap(function)(x), rtol=1e-14)
 
 
-def test_elements_are_first_in_a_product_that_meets_an_operand() -> None:
-    def layer(w: Any, x: Any) -> Any:
-        return jnp.tanh(w @ x) + x
-
-    x = jnp.asarray(next(made(((8,),))))
-    fused, plain = jm.fuse(layer, in_axes=(None, 0)), jax.vmap(layer, (None, 0))
-    np.testing.assert_allclose(jax.jit(fused)(W, x), jax.jit(plain)(W, x), rtol=1e-14)
-    single = jnp.float32(W), jnp.float32(x)
-    np.testing.assert_allclose(jax.jit(fused)(*single), plain(*single), rtol=1e-6)
-
-
 def test_gathered_arguments_are_read_on_the_way() -> None:
     index = jm.gather(np.array([[0, 1], [1, 2]]), 3)
     fused = jm.fuse(lambda u: u[1] - u[0], in_axes=index)

@@ -36,8 +36,8 @@ _JOINS = {"concatenate", "stack"}
 # At places that are computed. A kernel looks at each there is; a CPU goes to the one.
 _LOOKUPS = {"gather", "dynamic_slice"}
 _UPDATES = {"scatter", "scatter-add", "scatter_add"}
-SUMS = {"argmax", "argmin"}
-SUMS |= {f"reduce_{x}" for x in ("and", "max", "min", "or", "prod", "sum")}
+_SUMS = {"argmax", "argmin"}
+_SUMS |= {f"reduce_{x}" for x in ("and", "max", "min", "or", "prod", "sum")}
 
 
 def are_loops_and_products(equations: Iterable[JaxprEqn]) -> bool:
@@ -45,7 +45,7 @@ def are_loops_and_products(equations: Iterable[JaxprEqn]) -> bool:
 
     Others, such as a sort, are often faster in the components that a program has.
     """
-    known = _POINTWISE | _MOVES | _PARTS | _JOINS | SUMS | {"dot_general"}
+    known = _POINTWISE | _MOVES | _PARTS | _JOINS | _SUMS | {"dot_general"}
     return all(
         inner.primitive.name in known
         for x in equations
@@ -89,7 +89,7 @@ def _sums(lines: Lines, cpu: bool, moved: set[Variable]) -> int | None:
         elif name in _JOINS:
             if len(line.operands) > MOST_PIECES:
                 return None
-        elif name in SUMS:
+        elif name in _SUMS:
             shape = aval(line.equation.invars[0]).shape
             count = math.prod(shape[x] for x in line.equation.params["axes"])
             sums += count < SHORT or not cpu

@@ -18,19 +18,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
-from jax.extend.core.primitives import convert_element_type_p, dot_general_p
+from jax.extend.core.primitives import convert_element_type_p
 
 from jaxmagma.frontends.conditions import Kind
 from jaxmagma.frontends.derivatives import with_rules
 from jaxmagma.frontends.index import Gathered
 from jaxmagma.frontends.lines import Line, Lines, Variable, differentiated, inlined, variables
-from jaxmagma.frontends.loops import SUMS, are_loops, are_loops_and_products
+from jaxmagma.frontends.loops import are_loops, are_loops_and_products
 from jaxmagma.jaxpr import (
     Reader,
     Tile,
     Unsupported,
     applied,
-    aval,
     evaluated,
     inner_jaxpr,
     is_empty,
@@ -200,11 +199,9 @@ class _Segment:
         if same and known and not any(isinstance(x, Gathered) for x in self._operands):
             where = [[x.value for x in results].index(x) for x in values]
             order = [wanted.index(n) for n in range(len(wanted))]
-            first = _meets_operands([x for x, _ in self._lines])
-            in_order = self._plain(variables, _element_first) if first else plain
 
             def spelled(*arguments: jax.Array) -> list[jax.Array]:
-                made = in_order(*(arguments[n] for n in order))
+                made = plain(*(arguments[n] for n in order))
                 return [jnp.asarray(made[n], dtype) for n in where]
 
             spell(built.program, spelled)
@@ -234,17 +231,11 @@ class _Segment:
         """The values of variables of the lines, by plain JAX."""
         return self._plain(variables)(*_arrays(self._operands))
 
-    def _plain(
-        self,
-        variables: Sequence[Variable],
-        rule: Callable[[Line], Callable[..., list[Any]]] = lambda line: functools.partial(
-            applied, line.equation
-        ),
-    ) -> Callable[..., list[jax.Array]]:
+    def _plain(self, variables: Sequence[Variable]) -> Callable[..., list[jax.Array]]:
         """The same as a function of the values of the operands, of which it keeps none."""
         steps = [
             (
-                rule(line),
+                line.equation,
                 [x if isinstance(y, Tile) else y for x, y in zip(line.operands, own, strict=True)],
                 line.results,
             )
@@ -259,54 +250,12 @@ class _Segment:
                     return values[x.number]
                 return found[x] if isinstance(x, Variable) else x
 
-            for computed, operands, results in steps:
-                found.update(zip(results, computed(list(map(given, operands))), strict=True))
+            for equation, operands, results in steps:
+                made = applied(equation, list(map(given, operands)))
+                found.update(zip(results, made, strict=True))
             return [found[x] for x in variables]
 
         return function
-
-
-def _meets_operands(lines: Sequence[Line]) -> bool:
-    """Whether what comes of the only product of matrices meets an operand, without sums.
-
-    A loop that reads both jumps from line to line in one of them, if elements are not first there.
-    Sums over results are faster with elements side by side, as is a loop that reads results alone.
-    """
-    made: set[Variable] = set()
-    meets = False
-    if sum(x.equation.primitive is dot_general_p for x in lines) != 1:
-        return False
-    for line in lines:
-        operands = {x for x in variables(line.operands) if x.kind == Kind.MAPPED and x.aval.shape}
-        if line.equation.primitive.name in SUMS:
-            return False
-        if line.equation.primitive is dot_general_p:
-            made.update(line.results)
-        elif operands & made:
-            meets |= bool(operands - made)
-            made.update(line.results)
-    return meets
-
-
-def _element_first(line: Line) -> Callable[[Sequence[Any]], list[Any]]:
-    """The rule of a line, with what differs from element to element as the left factor.
-
-    So vmap has the elements first in a product of a matrix and a vector, as they are in operands.
-    """
-    equation, (left, *_) = line.equation, [*line.kinds, None]
-    plain = functools.partial(applied, equation)
-    if equation.primitive is not dot_general_p or left == Kind.MAPPED:
-        return plain
-    (contracted, batch), precision = (
-        equation.params[x] for x in ("dimension_numbers", "precision")
-    )
-    if any(batch) or len(contracted[1]) < aval(equation.invars[1]).ndim:
-        return plain
-    swapped = {
-        "dimension_numbers": (contracted[::-1], batch),
-        "precision": precision[::-1] if isinstance(precision, tuple) else precision,
-    }
-    return lambda operands: [dot_general_p.bind(*operands[::-1], **(equation.params | swapped))]
 
 
 @dataclass(frozen=True)
