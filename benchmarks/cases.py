@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import product
 
-from benchmarks import fused, meshes, programs, users
+from benchmarks import elements, fused, meshes, programs, users
 from benchmarks import workloads as w
 from benchmarks.workloads import Workload
 
@@ -151,6 +151,12 @@ def elsewhere(size: float) -> Iterator[Workload]:
         yield from program.workloads(size)
 
 
+def textbook_elements(size: float) -> Iterator[Workload]:
+    """Tetrahedra, wedges and hexahedra of low order, gradients of shape functions first."""
+    for program in elements.every():
+        yield from program.workloads(size)
+
+
 def global_vectors(size: float) -> Iterator[Workload]:
     """Operators on global vectors, the geometry of elements from the coordinates of their nodes."""
     yield from meshes.every(size)
@@ -242,6 +248,7 @@ SUITES: dict[str, Callable[[float], Iterator[Workload]]] = {
     "programs": whole_programs,
     "programs-f32": whole_programs_in_float32,
     "users": elsewhere,
+    "elements": textbook_elements,
     "meshes": global_vectors,
     "library": library,
     "in-cache": in_cache,
