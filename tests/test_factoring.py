@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxmagma.plans.factoring import factored, stacked, with_whole_matrices
+from jaxmagma.plans.factoring import factored, stacked
 from jaxmagma.plans.plan import Plan, Product, plan
 from jaxmagma.programs.builder import Builder
 from jaxmagma.programs.program import ElementProgram, Input, Output
@@ -157,46 +157,3 @@ def test_two_outer_products_of_one_kind_hide_no_three_of_another() -> None:
     joined = stacked(planned)
     assert_well_formed(joined)
     assert (products(planned), products(joined)) == (5, 3)
-
-
-@pytest.mark.parametrize("traced", [True, False])
-@pytest.mark.parametrize(
-    ("rows", "whole", "after"), [([0, 1, 2, 3], True, 1), ([3, 1], True, 1), ([2, 0, 3], False, 1)]
-)
-@pytest.mark.parametrize("columns", [True, False])
-def test_products_with_rows_are_parts_of_one(
-    columns: bool, rows: list[int], whole: bool, after: int, traced: bool
-) -> None:
-    """Of the product with the matrix, where that is made, too, or of one with these rows."""
-    rng = np.random.default_rng(3)
-    builder = Builder(1)
-    values = rng.standard_normal((4, 3))
-    matrix = builder.input(Input((), (4, 3), F64)) if traced else builder.constant(values)
-    x = builder.input(Input((0,), (3, 2) if columns else (3,), F64))
-    own, sizes = "bc" if columns else "b", {"a": 4, "b": 3, "c": 2}
-    products_of = [
-        builder.contract([(builder.index(matrix, 0, k), "b"), (x, own)], own[1:], sizes)
-        for k in rows
-    ]
-    found = [builder.map("exp", y) for y in products_of]
-    if whole:
-        found.append(builder.contract([(matrix, "ab"), (x, own)], "a" + own[1:], sizes))
-    planned = plan(builder.build([Output(y, (0,)) for y in found]).program)
-    joined = with_whole_matrices(planned)
-    assert_well_formed(joined)
-    assert (products(planned), products(joined)) == (len(rows) + whole, after)
-    elements = rng.standard_normal((ELEMENTS, 3, 2) if columns else (ELEMENTS, 3))
-    arguments = [values, elements] if traced else [elements]
-    for got, expected in zip(
-        evaluate(joined, arguments), evaluate(planned, arguments), strict=True
-    ):
-        np.testing.assert_allclose(got, expected, rtol=1e-13, atol=1e-13)
-
-
-def test_two_rows_stay() -> None:
-    builder = Builder(1)
-    x = builder.input(Input((0,), (3,), F64))
-    rows = [builder.input(Input((), (3,), F64)) for _ in range(2)]
-    found = [builder.contract([(y, "a"), (x, "a")], "", EXTENTS) for y in rows]
-    planned = plan(builder.build([Output(y, (0,)) for y in found]).program)
-    assert with_whole_matrices(planned) is planned

@@ -5,21 +5,16 @@ product with the sum: ``A x + A y = A (x + y)``.  The transpose of a gradient mu
 three terms by the same matrix last: one product of eight is saved.  Of outer products the sum is a
 product of matrices: ``a b^T + c d^T = [a c] [b d]^T``, which goes once through the result; a matrix
 is taken apart into its columns where their maximum is asked for.
-
-And products with rows of one matrix are one product: of ``A x`` a maximum asks for every component,
-which is a row of ``A`` times ``x``, and a softmax for all of them once more.
 """
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from jaxmagma.plans.order import Middle
 from jaxmagma.plans.plan import Plan, Pointwise, Product, Step, Tile, candidates, renumbered
 from jaxmagma.plans.plan import alternatives as plan_alternatives
-from jaxmagma.programs.labels import canonical, letters
+from jaxmagma.programs.labels import letters
 from jaxmagma.programs.memo import remembered
 from jaxmagma.programs.program import ElementProgram, Place, View
 from jaxmagma.programs.strides import row_major
@@ -56,12 +51,7 @@ def stacked(plan: Plan) -> Plan:
     return plan
 
 
-def with_whole_matrices(plan: Plan) -> Plan:
-    """The plan with products of matrices in place of products of rows that all elements share."""
-    return _Rows(plan).together()
-
-
-# So many outer products, or rows, are worth being matrices, for which they are put together.
+# So many outer products are worth being one of matrices, for which their factors are put together.
 _LEAST_STACKED = 3
 
 
@@ -240,120 +230,3 @@ def _is_sum(step: Step | None) -> bool:
         and step.function == "add"
         and all(labels == step.output_labels for labels in step.labels)
     )
-
-
-# ---- Rows ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Whole:
-    """A product of which some products with rows are parts."""
-
-    product: Product  # with a matrix; or with one of the rows, which are to be stacked
-    row: str  # the label of the rows, if they are a matrix
-    places: dict[int, int]  # of the rows, by their tiles
-
-    def add(self, new: _Steps, plan: Plan, made: Mapping[int, int]) -> tuple[int, Product, str]:
-        """The tile, the product and the label of its rows in a new plan."""
-        product, row = replace(self.product, right=made[self.product.right]), self.row
-        if not row:
-            first = len(plan.program.inputs)
-            lefts = [
-                x if x < first else new.add(plan.steps[x - first], plan.tiles[x].shape)
-                for x in self.places
-            ]
-            row = next(x for x in letters(len(product.extents) + 1) if x not in product.extents)
-            labels = row + product.left_labels, product.right_labels, row + product.output_labels
-            (left, right, output), names = canonical(*labels)
-            extents = {**product.extents, row: len(lefts)}
-            sizes = tuple((new_label, extents[old]) for old, new_label in names)
-            product = Product(new.stack(lefts), product.right, left, right, output, sizes)
-            row = dict(names)[row]
-        return new.add(product, product.shape), product, row
-
-    def part(self, tile: int, product: Product, row: str, step: Product) -> View:
-        axis, strides = product.output_labels.index(row), row_major(product.shape)
-        offset = self.places[step.left] * strides[axis]
-        return View(tile, offset, strides[:axis] + strides[axis + 1 :], step.shape)
-
-
-class _Rows:
-    """The products with rows that all elements share, and those with matrices that have them."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.first = len(plan.program.inputs)
-        self.alike: dict[Hashable, list[Product]] = {}
-        self.matrices: dict[Hashable, list[Product]] = {}
-        for step in plan.steps:
-            if isinstance(step, Product) and self._is_shared(step) and len(step.rows) < 2:
-                kinds = self.matrices if step.rows else self.alike
-                kinds.setdefault(_kind(step), []).append(step)
-
-    def together(self) -> Plan:
-        plan = self.plan
-        wholes: dict[Step, _Whole] = {}
-        for kind, products in self.alike.items():
-            whole = self._whole(products, self.matrices.get(kind, []))
-            if whole is not None:
-                wholes.update(dict.fromkeys(products, whole))
-        if not wholes:
-            return plan
-        made: dict[int, int] = {n: n for n in range(self.first)}
-        new = _Steps(plan)
-        for number, step in plan.numbered_steps():
-            whole = wholes.get(step)
-            if whole is not None and isinstance(step, Product):
-                part = whole.part(*whole.add(new, plan, made), step)
-                made[number] = new.add(part, step.shape)
-            else:
-                made[number] = new.add(renumbered(step, made), plan.tiles[number].shape)
-        results = tuple(made[x] for x in plan.results)
-        return Plan(plan.program, tuple(new.tiles), tuple(new.steps), results).without_dead_steps()
-
-    def _is_shared(self, product: Product) -> bool:
-        """Whether it has a matrix, or a row, that is there before all steps."""
-        left, tiles = product.left, self.plan.tiles
-        given = left < self.first or isinstance(self._row(left), View)
-        mixed = tiles[product.right].batched and not tiles[left].batched
-        return given and mixed and bool(product.contracted) and not product.paired
-
-    def _whole(self, products: Sequence[Product], matrices: Sequence[Product]) -> _Whole | None:
-        rows = {x.left: self._row(x.left) for x in products}
-        for matrix in matrices:
-            if matrix.left < self.first:
-                places = {row: n for n, row in enumerate(self._rows(matrix))}
-                if all(row in places for row in rows.values()):
-                    found = {tile: places[row] for tile, row in rows.items()}
-                    return _Whole(matrix, matrix.rows, found)
-        if len(rows) < _LEAST_STACKED:
-            return None
-        order = sorted(rows, key=lambda x: row.offset if isinstance(row := rows[x], View) else 0)
-        return _Whole(products[0], "", {tile: n for n, tile in enumerate(order)})
-
-    def _row(self, tile: int) -> Hashable:
-        """What tells a row from others: its numbers, or where in an operand it is."""
-        if tile >= self.first:
-            step = self.plan.steps[tile - self.first]
-            return step if isinstance(step, View) and step.operand < self.first else None
-        operand = self.plan.program.inputs[tile]
-        if operand.constant is not None:
-            return operand.constant.array.tobytes()
-        return View(tile, 0, row_major(operand.tile), operand.tile)
-
-    def _rows(self, matrix: Product) -> list[Hashable]:
-        operand = self.plan.program.inputs[matrix.left]
-        axis, shape = matrix.left_labels.index(matrix.rows), operand.tile
-        if operand.constant is not None:
-            return [x.tobytes() for x in np.moveaxis(operand.constant.array, axis, 0)]
-        strides = row_major(shape)
-        rest = strides[:axis] + strides[axis + 1 :], shape[:axis] + shape[axis + 1 :]
-        return [View(matrix.left, k * strides[axis], *rest) for k in range(shape[axis])]
-
-
-def _kind(product: Product) -> Hashable:
-    """What is equal for matrices and rows that multiply one tile in one way."""
-    labels = (product.right_labels, product.left_labels, product.output_labels)
-    shown = [x.translate({ord(y): None for y in product.rows}) for x in labels]
-    kept, names = canonical(*shown)
-    return product.right, kept, tuple((new, product.extents[old]) for old, new in names)

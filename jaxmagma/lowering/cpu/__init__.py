@@ -51,8 +51,6 @@ An operation of an expression works on a chunk of its points; see
     FILL       slot, is shared, place                slot[..] = one value, once for all chunks
     COLLECT    slot, is shared, place, count: (extent, stride)...
     WINDOW     input, slot, width, start             so many values of an input for each point
-    WHERE      function, nonzero, address of a value, address of the result, of every operand
-               in those vectors, at least, in which the value is not zero, or is, in some lane
 """
 
 import math
@@ -117,16 +115,12 @@ SPACE = Space((one("block", None, 1, 2, 4, 8, 16, 32, 64),), plain=True)
 
 def planned(program: ElementProgram) -> Plan:
     """The plan of fewest operations, in which a result is gone through once for all terms of it."""
-    return _gone_through_once(factoring.planned(program))
+    return factoring.stacked(factoring.planned(program))
 
 
 def alternatives(program: ElementProgram) -> tuple[Plan, ...]:
     """Other plans, for where the tiles of that one are too large."""
-    return tuple(map(_gone_through_once, factoring.alternatives(program)))
-
-
-def _gone_through_once(plan: Plan) -> Plan:
-    return factoring.with_whole_matrices(factoring.stacked(plan))
+    return tuple(map(factoring.stacked, factoring.alternatives(program)))
 
 
 def rules_of(_: str) -> Rules:
