@@ -51,9 +51,12 @@ An operation of an expression works on a chunk of its points; see
     FILL       slot, is shared, place                slot[..] = one value, once for all chunks
     COLLECT    slot, is shared, place, count: (extent, stride)...
     WINDOW     input, slot, width, start             so many values of an input for each point
+    WHERE      function, nonzero, address of a value, address of the result, of every operand
+               in those vectors, at least, in which the value is not zero, or is, in some lane
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -232,7 +235,10 @@ def _no_gain(plan: Plan, elements: int) -> str | None:
         return "without a product of matrices it is bound by memory, and XLA's loops are as fast"
     # A kernel keeps on chip what one product makes for the next; of others XLA's are as fast.
     in_a_row = len(products) > 1 and any(not _is_of_operand(plan, x) for x in products)
-    one_for_all = all(_is_one_for_all_elements(plan, x) for x in products)
+    rows = Counter[int]()  # of all that one tile is multiplied by: rows of one matrix, maybe
+    for x in products:
+        rows[x.right] += math.prod(x.extents[y] for y in x.rows)
+    one_for_all = all(_is_one_for_all_elements(plan, x, rows[x.right]) for x in products)
     rest = [step for step in steps if step not in products]
     if products and one_for_all and not in_a_row and _are_loops(plan, rest):
         if len(products) == 1:
@@ -312,11 +318,14 @@ def _is_of_operand(plan: Plan, step: Product) -> bool:
     return all(x < len(plan.program.inputs) for x in step.operands)
 
 
-def _is_one_for_all_elements(plan: Plan, step: Product) -> bool:
-    """Whether ``out[element, column, row] = sum_k left[row, k] right[element, column, k]``."""
+def _is_one_for_all_elements(plan: Plan, step: Product, rows: int) -> bool:
+    """Whether ``out[element, column, row] = sum_k left[row, k] right[element, column, k]``.
+
+    It may be some of so many ``rows``.
+    """
     inner = step.right_labels[len(step.right_labels) - len(step.contracted) :]
     outer = step.right_labels[: len(step.right_labels) - len(step.contracted)]
-    sides = (math.prod(step.extents[x] for x in y) for y in (step.rows, step.contracted))
+    sides = rows, math.prod(step.extents[x] for x in step.contracted)
     return (
         not plan.tiles[step.left].batched
         and set(inner) == set(step.contracted)
