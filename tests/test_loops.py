@@ -182,3 +182,16 @@ def test_a_gpu_has_several_loops_around_sums() -> None:
     closed = jax.make_jaxpr(lambda x: jnp.sin(x) / x)(jnp.ones(10))
     lines = inlined(closed, [Kind.MAPPED])
     assert are_loops(lines, "gpu") and not are_loops(lines, "cpu")
+
+
+def test_looking_up_in_a_table_is_a_loop_everywhere() -> None:
+    """A kernel would select among all values of the table."""
+    values = jnp.arange(12.0)
+
+    def material(x: jax.Array, table: jax.Array) -> jax.Array:
+        place = jnp.floor(12 * x)
+        return table[jnp.clip(place, 0, 11).astype(int)] * (12 * x - place)
+
+    closed = jax.make_jaxpr(material)(jnp.ones(()), values)
+    lines = inlined(closed, [Kind.MAPPED, Kind.UNSURE])
+    assert are_loops(lines, "cpu") and are_loops(lines, "gpu")

@@ -33,7 +33,8 @@ _POINTWISE_ON_CPU = _POINTWISE - VALUE_BY_VALUE
 _MOVES = {"broadcast_in_dim", "pad", "reshape", "rev", "squeeze", "transpose"}
 _PARTS = {"slice", "split", "unstack"}
 _JOINS = {"concatenate", "stack"}
-# At places that are computed. A kernel looks at each there is; a CPU goes to the one.
+# At places that are computed. A kernel looks at each there is; these go to the one, but for updates
+# on a GPU, which wait for each other.
 _LOOKUPS = {"gather", "dynamic_slice"}
 _UPDATES = {"scatter", "scatter-add", "scatter_add"}
 _SUMS = {"argmax", "argmin"}
@@ -93,7 +94,7 @@ def _sums(lines: Lines, cpu: bool, moved: set[Variable]) -> int | None:
             shape = aval(line.equation.invars[0]).shape
             count = math.prod(shape[x] for x in line.equation.params["axes"])
             sums += count < SHORT or not cpu
-        elif cpu and name in _LOOKUPS | _UPDATES:
+        elif name in (_LOOKUPS | _UPDATES if cpu else _LOOKUPS):
             if not _is_at_few_places(line):
                 return None
         elif name not in pointwise:
