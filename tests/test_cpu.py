@@ -523,6 +523,23 @@ def test_functions_that_only_one_branch_needs(shared: bool, elements: int, dtype
         check_program(program, values, mask.astype(kind), ulps=64)
 
 
+def test_a_branch_whose_values_are_read_twice_each() -> None:
+    """It is gone through once, not once for each way through it; and one value is also a result."""
+    builder = Builder(1)
+    kind = np.dtype("float64")
+    x = builder.input(Input((0,), (3,), kind))
+    zero = builder.constant(np.zeros((), kind))
+    taken = builder.pointwise("gt", [(x, "i"), (zero, "")], "i", {"i": 3})
+    first = value = builder.map("sin", x)
+    for _ in range(60):
+        value = builder.map("mul", builder.map("add", value, x), value)
+        value = builder.map("tanh", value)
+    terms = [(taken, "i"), (x, "i"), (value, "i")]
+    chosen = builder.pointwise("select", terms, "i", {"i": 3})
+    program = builder.build([Output(y, (0,)) for y in (chosen, first)]).program
+    check_program(program, np.random.default_rng(0).uniform(-3, 3, (50, 3)), ulps=2**12)
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32", "complex64"])
 @pytest.mark.parametrize("elements", [1, 7, 33, 200])
 def test_broadcasts_views_and_stacks(elements: int, dtype: str) -> None:

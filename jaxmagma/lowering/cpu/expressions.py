@@ -198,12 +198,15 @@ def _where_needed(made: Mapping[int, Micro], kept: Set[int]) -> list[Micro]:
             continue
         which, *branches = choice.operands
         for taken, branch in enumerate(branches):
-            reads, left = Counter([branch]), [branch]
+            reads, left, seen = Counter([branch]), [branch], set[int]()
             while left:
                 x = left.pop()
-                # What something else reads, too, is needed everywhere.
-                if not isinstance(x, int) or x not in made or x in kept or reads[x] < uses[x]:
+                if not isinstance(x, int) or x not in made or x in kept or x in seen:
                     continue
+                # What something else reads, too, is needed everywhere.
+                if reads[x] < uses[x]:
+                    continue
+                seen.add(x)
                 if made[x].function in _LONG and made[x].needed is None:
                     made[x].needed = which, bool(taken)
                 reads.update(made[x].operands)
