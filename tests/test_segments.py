@@ -32,11 +32,11 @@ def while_loop(a: jax.Array) -> jax.Array:
 
 
 def large(a: jax.Array) -> jax.Array:
-    return jnp.pad(a @ a, ((0, 2), (0, 2)))
+    return jnp.pad(a @ a, ((0, 4), (0, 4)))
 
 
 def positive(a: jax.Array) -> jax.Array:
-    return large(a) @ large(a).T + jnp.diag(jnp.arange(3.0, 8.0))
+    return large(a) @ large(a).T + jnp.diag(jnp.arange(3.0, 10.0))
 
 
 # Functions of a matrix, one line each, what their reason names, and whether they have a gradient.
