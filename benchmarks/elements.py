@@ -79,7 +79,11 @@ TABLES = {
 
 
 def _of(x: Array, *names: str) -> tuple[Array, ...]:
-    """Tables of the dtype of an argument."""
+    """Tables of the dtype of an argument, each time in arrays of their own.
+
+    Threads that share one, and trace with and without float64, get it rounded to float32 at times,
+    from plain JAX, too.
+    """
     return tuple(TABLES[name].astype(x.dtype) for name in names)
 
 

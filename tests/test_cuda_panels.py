@@ -125,6 +125,30 @@ def tangent(points: int, nodes: int) -> Case:
     return function, ((3, 2), (points,))
 
 
+def gradients_first(points: int, nodes: int) -> Case:
+    """Gradients of shape functions as values of the element, which two results are made of."""
+    G, B = table(points, nodes, 3), table(points, 4)
+
+    def function(u: Any, J: Any, p: Any) -> Any:
+        g = jnp.einsum("qnd,de->qne", G, jnp.linalg.inv(J + 3 * jnp.eye(3)))
+        h = jnp.einsum("qne,na->qae", g, u) - jnp.einsum("q,ab->qab", B @ p, jnp.eye(3))
+        return jnp.einsum("qae,qne->na", h, g), B.T @ jnp.trace(h, axis1=1, axis2=2)
+
+    return function, ((nodes, 3), (3, 3), (4,))
+
+
+def flat() -> Case:
+    """Three components of four nodes, one after the other, on both sides of what is taken apart."""
+    G = table(4, 3)
+
+    def function(u: Any, J: Any) -> Any:
+        g = G @ jnp.linalg.inv(J + 3 * jnp.eye(3))
+        h = u.reshape(4, 3).T @ g
+        return (g @ (h + h.T)).reshape(12)
+
+    return function, ((12,), (3, 3))
+
+
 def small_matrices() -> Case:
     """No table at all: an inverse and some products for each element."""
 
@@ -163,6 +187,8 @@ CASES = {
     "matrices of twenty nodes": stiffness(11, 20),
     "matrices of few nodes": stiffness(5, 3),
     "matrices of a vector field": tangent(6, 5),
+    "gradients first": gradients_first(4, 10),
+    "flat": flat(),
     "small matrices": small_matrices(),
     "channels": channels(7, "float64"),
     "channels in float32": channels(6, "float32"),

@@ -50,8 +50,7 @@ def are_loops_and_products(equations: Iterable[JaxprEqn]) -> bool:
     return all(
         inner.primitive.name in known
         for x in equations
-        for inner in (nested(x) if inner_jaxpr(x) is not None else [x])
-        if inner_jaxpr(inner) is None
+        for inner in ([x] if inner_jaxpr(x) is None else _inside(x))
     )
 
 
@@ -80,7 +79,9 @@ def _sums(lines: Lines, cpu: bool, moved: set[Variable]) -> int | None:
                 return None
             sums += more
         elif cpu and name == "scan":
-            if not all(x.primitive.name in pointwise | _MOVES | _PARTS for x in _steps(line)):
+            # Each step is one of XLA's loops over all elements.
+            steps = _inside(line.equation)
+            if not all(x.primitive.name in pointwise | _MOVES | _PARTS for x in steps):
                 return None
         elif name in _MOVES or name in _PARTS:
             if operands <= moved:
@@ -102,9 +103,9 @@ def _sums(lines: Lines, cpu: bool, moved: set[Variable]) -> int | None:
     return sums
 
 
-def _steps(line: Line) -> Iterator[JaxprEqn]:
-    """The operations of a loop, each step of which is one of XLA's loops over all elements."""
-    return (x for x in nested(line.equation) if inner_jaxpr(x) is None)
+def _inside(equation: JaxprEqn) -> Iterator[JaxprEqn]:
+    """The operations inside of an equation, but for calls of others."""
+    return (x for x in nested(equation) if inner_jaxpr(x) is None)
 
 
 def _is_at_few_places(line: Line) -> bool:

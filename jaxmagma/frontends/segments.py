@@ -197,7 +197,8 @@ class _Segment:
         same = all(x.is_as_it_is for x in inputs) and {*wanted} == {*range(len(self._operands))}
         known = variables and are_loops_and_products(line.equation for line, _ in self._lines)
         if same and known and not any(isinstance(x, Gathered) for x in self._operands):
-            where = [[x.value for x in results].index(x) for x in values]
+            numbered = [x.value for x in results]
+            where = list(map(numbered.index, values))
             order = [wanted.index(n) for n in range(len(wanted))]
 
             def spelled(*arguments: jax.Array) -> list[jax.Array]:

@@ -128,13 +128,19 @@ def applied(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
         # Of an array that has no tangent, its derivative by what is around that fails.
         return [jnp.broadcast_to(operands[1], aval(equation.outvars[0]).shape)]
     parameters = equation.params
-    mesh = next((x for x in map(_explicit_mesh, operands) if x is not None), None)
-    if mesh is not None:
-        parameters = {key: _on_mesh(value, mesh) for key, value in parameters.items()}
+    if any(map(_has_jaxprs, parameters.values())):
+        mesh = next((x for x in map(_explicit_mesh, operands) if x is not None), None)
+        if mesh is not None:
+            parameters = {key: _on_mesh(value, mesh) for key, value in parameters.items()}
     bound = equation.primitive.get_bind_params(parameters)
     functions, parameters = bound if isinstance(bound, tuple) else ((), bound)
     made = equation.primitive.bind(*functions, *operands, **parameters)
     return list(made) if equation.primitive.multiple_results else [made]
+
+
+def _has_jaxprs(parameter: Any) -> bool:
+    several = parameter if isinstance(parameter, tuple) else [parameter]
+    return any(isinstance(x, ClosedJaxpr) for x in several)
 
 
 def _explicit_mesh(x: Any) -> Any:
@@ -159,7 +165,7 @@ def _on_mesh(parameter: Any, mesh: Any) -> Any:
             for x in parameter.in_avals
         ]
         return jax.make_jaxpr(lambda *xs: interpreted(parameter, xs, applied))(*structs)
-    if isinstance(parameter, tuple) and any(isinstance(x, ClosedJaxpr) for x in parameter):
+    if _has_jaxprs(parameter):
         parts = [_on_mesh(x, mesh) for x in parameter]
         return type(parameter)(*parts) if hasattr(parameter, "_fields") else tuple(parts)
     return parameter

@@ -14,6 +14,7 @@ before. So ``g`` and what the einsum of ``G``, ``inv(J)`` and ``u`` would have b
 few products.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -64,14 +65,10 @@ def _flops(program: ElementProgram) -> int:
 
 
 def _operations(operation: Operation) -> int:
-    count = 1
-    if isinstance(operation, Contract | Map):
-        for extent in operation.extents.values():
-            count *= extent
     if isinstance(operation, Map):
-        return count * FUNCTIONS[operation.function].flops
+        return math.prod(operation.tile) * FUNCTIONS[operation.function].flops
     if isinstance(operation, Contract) and len(operation.terms) > 1:
-        return 2 * count
+        return 2 * math.prod(operation.extents.values())
     return 0
 
 
@@ -99,7 +96,7 @@ class _Weighted:
 
 @dataclass(frozen=True)
 class _Product:
-    """A table applied to something, a table times weights or a tile, but for the weights.
+    """A table applied to a value, or to another table, but for the weights.
 
     Attributes:
       output: the labels of the result.
@@ -212,19 +209,15 @@ class _Distribution:
             return
         if value not in self.sums and not (shared and self.old.batch[weight]):
             return
-        by, axes = self.numbers[weight], tuple(map(output.index, along))
+        by, moved = (self.numbers[weight], _places(along, output)), _places(labels, output)
         if value not in self.sums:
-            of_table = tuple(map(output.index, labels))
-            self.sums[number] = [_Weighted(value, of_table, by, axes)]
+            self.sums[number] = [_Weighted(value, moved, *by)]
             return
-        moved = tuple(map(output.index, labels))
         self.sums[number] = []
         for x in self.sums[value]:
-            own = tuple(moved[n] for n in x.along)
-            made, over = self._combined("mul", number, (x.weight, own), (by, axes))
-            self.sums[number].append(
-                _Weighted(x.table, tuple(moved[n] for n in x.axes), made, over)
-            )
+            own, axes = (tuple(moved[n] for n in y) for y in (x.along, x.axes))
+            made = self._combined("mul", number, (x.weight, own), by)
+            self.sums[number].append(_Weighted(x.table, axes, *made))
 
     def _added(self, values: Iterable[tuple[int, bool]]) -> list[_Weighted]:
         """The sum of sums, some of them negative, with one weight for each table."""
@@ -253,11 +246,16 @@ class _Distribution:
         """A function of two weights along axes of a value."""
         tile = self.old.tiles[value]
         labels = letters(len(tile))
-        axes = tuple(sorted({*left[1], *right[1]}))
-        terms = [(x, "".join(labels[n] for n in own)) for x, own in (left, right)]
-        output = "".join(labels[n] for n in axes)
+        first, second = ((x, "".join(labels[n] for n in own)) for x, own in (left, right))
         sizes = dict(zip(labels, tile, strict=True))
-        return self.builder.pointwise(function, terms, output, sizes), axes
+        made, output = self._of_weights(function, first, second, sizes)
+        return made, tuple(map(labels.index, output))
+
+    def _of_weights(
+        self, function: str, left: _Term, right: _Term, sizes: Mapping[str, int]
+    ) -> _Term:
+        output = "".join(sorted({*left[1], *right[1]}))
+        return self.builder.pointwise(function, [left, right], output, sizes), output
 
     # ---- Products with them ----------------------------------------------------------------------
 
@@ -276,7 +274,6 @@ class _Distribution:
     def _multiplied(
         self, operation: Contract, term: _Term, other: _Term
     ) -> dict[_Product, int] | None:
-        sizes = operation.extents
         found: dict[_Product, int] = {}
         for left in self.sums[term[0]]:
             table, weight = left.terms(term[1])
@@ -284,16 +281,12 @@ class _Distribution:
                 applied, by = other, weight
                 if right is not None:
                     applied, more = right.terms(other[1])
-                    by = self._times(weight, more, sizes)
+                    by = self._of_weights("mul", weight, more, operation.extents)
                 product, number = _product(operation, table, applied, by)
                 if not (product.may_be_before or product.may_be_after):
                     return None
                 self._add(found, product, number)
         return found
-
-    def _times(self, left: _Term, right: _Term, sizes: Mapping[str, int]) -> _Term:
-        output = "".join(sorted({*left[1], *right[1]}))
-        return self.builder.pointwise("mul", [left, right], output, sizes), output
 
     def _merged(self, values: Iterable[tuple[int, bool]]) -> dict[_Product, int]:
         """The products of several sums of them, some negative."""
@@ -344,6 +337,10 @@ class _Distribution:
     def _is_choice(self, product: _Product) -> bool:
         of_element = bool(self.old.batch[product.other[0]])
         return of_element and product.may_be_before and product.may_be_after
+
+
+def _places(labels: str, output: str) -> tuple[int, ...]:
+    return tuple(map(output.index, labels))
 
 
 def _product(

@@ -239,7 +239,7 @@ def _no_gain(plan: Plan, elements: int) -> str | None:
     for x in products:
         rows[x.right] += math.prod(x.extents[y] for y in x.rows)
     one_for_all = all(_is_one_for_all_elements(plan, x, rows[x.right]) for x in products)
-    rest = [step for step in steps if step not in products]
+    rest = [step for step in steps if not isinstance(step, Product)]
     if products and one_for_all and not in_a_row and _are_loops(plan, rest):
         if len(products) == 1:
             return "it is one matrix product for all elements, and XLA's is as fast"

@@ -24,7 +24,7 @@ from jaxmagma.programs.program import Gather, Place, View
 from jaxmagma.programs.strides import box_of, row_major
 
 
-# More fields make a kernel that takes minutes to compile.
+# More fields, numbers aside, make a kernel that takes minutes to compile.
 MOST_FIELDS = 2000
 
 
@@ -315,7 +315,7 @@ class _Reading:
         self.rows = self.axes.rows
         self.numbers: dict[Field, int] = {}  # equal fields are one
         self.fields: list[Field] = []
-        self.computed = 0  # those that are no numbers
+        self.count = 0  # of those that are no numbers
         self.parts: dict[int, dict[_Index, int]] = {}
         for number, step in plan.numbered_steps():
             if not plan.tiles[number].batched:
@@ -330,8 +330,8 @@ class _Reading:
         number = self.numbers.setdefault(field, len(self.fields))
         if number == len(self.fields):
             self.fields.append(field)
-            self.computed += not isinstance(field, Number)
-        if self.computed > MOST_FIELDS:
+            self.count += not isinstance(field, Number)
+        if self.count > MOST_FIELDS:
             raise Unsuitable("too many fields")
         return number
 
@@ -541,41 +541,44 @@ class _Reading:
         return self.add(Multiply(tuple(tables), tuple(fields), long[row]))
 
     def _of_view(self, number: int, step: View) -> Iterator[tuple[_Index, int]]:
-        for index in self._indices(number):
-            at = self._inside(step.operand, number, step.offset, step.strides, index)
+        for index, at in self._inside(step.operand, number, step.offset, step.strides):
             yield index, self._read(step.operand, at)
 
     def _of_place(self, number: int, step: Place) -> Iterator[tuple[_Index, int]]:
         pieces: dict[_Index, list[int]] = {x: [] for x in self._indices(number)}
         for part, offset, strides in step.pieces:
-            for index in self._indices(part):
-                at = self._inside(number, part, offset, strides, index)
+            for index, at in self._inside(number, part, offset, strides):
                 pieces[at].append(self._read(part, index))
         for index, fields in pieces.items():
             yield index, self.total(fields) if fields else self.add(Number.of(0.0))
 
     def _inside(
-        self, whole: int, part: int, offset: int, strides: Sequence[int], index: _Index
-    ) -> _Index:
-        """Where a component of a part of a tile is in that tile."""
+        self, whole: int, part: int, offset: int, strides: Sequence[int]
+    ) -> Iterator[tuple[_Index, _Index]]:
+        """The components of a part of a tile, and where they are in that tile."""
         shape, own = self.plan.tiles[whole].shape, self.plan.tiles[part].shape
-        short = self._short(whole)
-        at = dict(zip(self._short(part), index, strict=True))
-        if len(at) == len(own) and len(short) == len(shape):
-            place = offset + sum(strides[n] * i for n, i in at.items())
-            return tuple(int(i) for i in np.unravel_index(place, shape))
+        short, short_of_part = self._short(whole), self._short(part)
+        if len(short) == len(shape) and len(short_of_part) == len(own):
+            for index in self._indices(part):
+                place = offset + sum(n * stride for n, stride in zip(index, strides, strict=True))
+                yield index, tuple(map(int, np.unravel_index(place, shape)))
+            return
         box = box_of(shape, offset, strides, own)
         if box is None:
             raise Unsuitable("a part of a tile that is no box")
-        found = []
         for axis, (start, by, count, position) in enumerate(box):
-            if axis in short:
-                if position is not None and position not in at:
-                    raise Unsuitable("a long axis that is part of a short one")
-                found.append(start + (0 if position is None else by * at[position]))
-            elif (start, by, count) != (0, 1, shape[axis]):
+            if axis not in short and (start, by, count) != (0, 1, shape[axis]):
                 raise Unsuitable("a part of a long axis")
-        return tuple(found)
+            if axis in short and position is not None and position not in short_of_part:
+                raise Unsuitable("a long axis that is part of a short one")
+        for index in self._indices(part):
+            at = dict(zip(short_of_part, index, strict=True))
+            places = [
+                start + (0 if position is None else by * at[position])
+                for axis, (start, by, _, position) in enumerate(box)
+                if axis in short
+            ]
+            yield index, tuple(places)
 
     def _of_gather(self, number: int, step: Gather) -> Iterator[tuple[_Index, int]]:
         if self.plan.program.inputs[step.index].constant is not None:
