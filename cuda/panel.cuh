@@ -8,6 +8,7 @@
 // slots.
 #pragma once
 
+#include "halves.cuh"
 #include "map.cuh"
 #include "quad.cuh"
 
@@ -30,20 +31,40 @@ __device__ constexpr int squares(int columns) {
 }
 
 // Repeats SIZE values in shared memory.
-template <int THREADS, int SIZE, class To, class From>
-__device__ __forceinline__ void repeat(int thread, To* to, const From* from) {
+template <int THREADS, int SIZE, class T>
+__device__ __forceinline__ void repeat(int thread, T* to, const T* from) {
   for (int n = thread; n < SIZE; n += THREADS) to[n] = from[n];
 }
 
+// A square, with its values in the places above. Tensor cores take those of float32 by halves.
+template <class T>
+struct Square;
+template <>
+struct Square<double> {
+  double value[64];
+};
+template <>
+struct Square<float> {
+  float high[64], low[64];
+};
+__device__ __forceinline__ void put(Square<double>& square, int at, double x) {
+  square.value[at] = x;
+}
+__device__ __forceinline__ void put(Square<float>& square, int at, float x) {
+  square.high[at] = high_half(x);
+  square.low[at] = low_factor(x);
+}
+
 // Puts from[i * row + j * column] into squares, and zero beyond the end.
-template <int THREADS, int ROWS, int COLUMNS, class To, class From>
-__device__ __forceinline__ void arrange(int thread, To* to, const From* from, int row, int column) {
+template <int THREADS, int ROWS, int COLUMNS, class T>
+__device__ __forceinline__ void arrange(int thread, Square<T>* to, const T* from, int row,
+                                        int column) {
   constexpr int kAcross = squares(COLUMNS);
   for (int n = thread; n < squares(ROWS) * kAcross * 64; n += THREADS) {
     const int i = n / (8 * kAcross), j = n % (8 * kAcross);
     const bool inside = i < ROWS && j < COLUMNS;
-    to[(i / 8 * kAcross + j / 8) * 64 + in_square(i % 8, j % 8)] =
-        inside ? from[i * row + j * column] : From{};
+    put(to[i / 8 * kAcross + j / 8], in_square(i % 8, j % 8),
+        inside ? from[i * row + j * column] : T{});
   }
 }
 
@@ -78,29 +99,48 @@ __device__ __forceinline__ Pack<int, W> panel_rows(int thread) {
 
 // ---- Products --------------------------------------------------------------------------------
 
-// c += a b for several fields, of W elements each, by one value of a table.
-template <int W, int F>
-__device__ __forceinline__ void multiply_add(Pack<double, W>* const (&c)[F],
-                                             const Pack<double, W> (&a)[F], double b) {
-  Pack<double, F * W> sum[2], factor;
-  unrolled<F * W>([&](int n) {
-    factor.value[n] = a[n / W].value[n % W];
-    unrolled<2>([&](int slot) { sum[slot].value[n] = c[n / W][slot].value[n % W]; });
+// What a lane has of eight rows of a product, or of eight columns.
+template <class T, int W>
+struct Tile {
+  Pack<T, W> value[2] = {};
+  __device__ __forceinline__ Pack<T, W>& operator[](int slot) { return value[slot]; }
+  __device__ __forceinline__ const Pack<T, W>& operator[](int slot) const { return value[slot]; }
+};
+
+// c += a b of W times eight fibres, by what a lane has of a square: of all its columns, or with one
+// slot, of the first four.
+template <int W, int SLOTS>
+__device__ __forceinline__ void multiply_add(Pack<double, W> (&c)[2],
+                                             const Pack<double, W> (&a)[SLOTS],
+                                             const Square<double>& b, const int (&place)[2]) {
+  unrolled<SLOTS>([&](int slot) { multiply_add(c, a[slot], b.value[place[slot]]); });
+}
+template <int W, int SLOTS>
+__device__ __forceinline__ void multiply_add(Pack<float, W> (&c)[2],
+                                             const Pack<float, W> (&a)[SLOTS],
+                                             const Square<float>& b, const int (&place)[2]) {
+  float high[SLOTS], low[SLOTS];
+  unrolled<SLOTS>([&](int slot) {
+    high[slot] = b.high[place[slot]];
+    low[slot] = b.low[place[slot]];
   });
-  multiply_add(sum, factor, b);
-  unrolled<F * W>([&](int n) {
-    unrolled<2>([&](int slot) { c[n / W][slot].value[n % W] = sum[slot].value[n]; });
-  });
+  multiply_add(c, a, high, low);
 }
 
-// What a lane has of eight rows of a product.
-template <int W>
-struct Tile {
-  Pack<double, W> value[2] = {};
-  __device__ __forceinline__ const Pack<double, W>& operator[](int slot) const {
-    return value[slot];
-  }
-};
+// The same for several fields, of W elements each.
+template <int SLOTS, class T, int W, int F>
+__device__ __forceinline__ void multiply_add(Tile<T, W>* const (&c)[F], const Tile<T, W> (&a)[F],
+                                             const Square<T>& b, const int (&place)[2]) {
+  Pack<T, F * W> sum[2], factor[SLOTS];
+  unrolled<F * W>([&](int n) {
+    unrolled<2>([&](int slot) { sum[slot].value[n] = (*c[n / W])[slot].value[n % W]; });
+    unrolled<SLOTS>([&](int slot) { factor[slot].value[n] = a[n / W][slot].value[n % W]; });
+  });
+  multiply_add(sum, factor, b, place);
+  unrolled<F * W>([&](int n) {
+    unrolled<2>([&](int slot) { (*c[n / W])[slot].value[n % W] = sum[slot].value[n]; });
+  });
+}
 
 // A field of N positions, whole: T for each of those that a lane has.
 template <class T, int N>
@@ -112,12 +152,12 @@ struct Whole {
 };
 
 // The same while tables add to it, tile by tile.
-template <int W, int N>
+template <class T, int W, int N>
 struct Accumulator {
   static constexpr int tiles = (N + 7) / 8;
-  Tile<W> tile[tiles];
-  __device__ __forceinline__ Whole<Pack<double, W>, N> whole() const {
-    Whole<Pack<double, W>, N> y;
+  Tile<T, W> tile[tiles];
+  __device__ __forceinline__ Whole<Pack<T, W>, N> whole() const {
+    Whole<Pack<T, W>, N> y;
     unrolled<y.slots>([&](int slot) { y[slot] = tile[slot / 2][slot % 2]; });
     return y;
   }
@@ -133,37 +173,62 @@ __device__ __forceinline__ Pack<T, W> spread(const X& x) {
 
 // Zero in place of what is beyond the last of COUNT positions: that meets zeros of the table, and
 // must not be NaN.
-template <int COUNT, int W, class T>
-__device__ __forceinline__ Pack<double, W> padded(const Quad<W>& quad, int slot, const T& x) {
-  return inside<COUNT>(quad, slot) ? spread<double, W>(x) : Pack<double, W>{};
+template <int COUNT, class T, int W, class X>
+__device__ __forceinline__ Pack<T, W> padded(const Quad<W>& quad, int slot, const X& x) {
+  return inside<COUNT>(quad, slot) ? spread<T, W>(x) : Pack<T, W>{};
+}
+
+// Eight of the COUNT positions of a field, from slot `first` on.
+template <int COUNT, class T, int W, class X>
+__device__ __forceinline__ Tile<T, W> tile(const Quad<W>& quad, const X& x, int first = 0) {
+  Tile<T, W> y;
+#pragma unroll
+  for (int slot = 0; slot < 2; ++slot) {
+    if (first + slot < (COUNT + 3) / 4) {
+      y[slot] = padded<COUNT, T>(quad, first + slot, x[first + slot]);
+    }
+  }
+  return y;
 }
 
 // y += eight rows of a table times x, for several fields x of K positions. `at` is the first square
 // of these rows; the next one is STEP further.
-template <int K, int STEP, int W, class... X>
-__device__ __forceinline__ void multiply(const Quad<W>& quad, const double* at,
-                                         const int (&place)[2], Tile<W>* const (&y)[sizeof...(X)],
-                                         const X&... x) {
-  constexpr int F = sizeof...(X);
-  Pack<double, W>* c[F];
-  unrolled<F>([&](int f) { c[f] = y[f]->value; });
-  unrolled<(K + 3) / 4>([&](int slot) {
-    const Pack<double, W> a[F] = {padded<K>(quad, slot, x[slot])...};
-    multiply_add<W, F>(c, a, at[slot / 2 * STEP + place[slot % 2]]);
+template <int K, int STEP, class T, int W, class... X>
+__device__ __forceinline__ void multiply(const Quad<W>& quad, const Square<T>* at,
+                                         const int (&place)[2],
+                                         Tile<T, W>* const (&y)[sizeof...(X)], const X&... x) {
+  constexpr int F = sizeof...(X), kLast = squares(K) - 1;
+  unrolled<kLast>([&](int n) {
+    multiply_add<2, T, W, F>(y, {tile<K, T>(quad, x, 2 * n)...}, at[n * STEP], place);
+  });
+  constexpr int kSlots = K - 8 * kLast > 4 ? 2 : 1;
+  multiply_add<kSlots, T, W, F>(y, {tile<K, T>(quad, x, 2 * kLast)...}, at[kLast * STEP], place);
+}
+
+// y += a table of N rows times several fields at COUNT positions, a column of squares. `at` is the
+// first one; that of the next rows is STEP further.
+template <int N, int COUNT, int STEP, class T, int W, int F>
+__device__ __forceinline__ void accumulate(const Square<T>* at, const int (&place)[2],
+                                           Accumulator<T, W, N>* const (&y)[F],
+                                           const Tile<T, W> (&x)[F]) {
+  unrolled<squares(N)>([&](int t) {
+    Tile<T, W>* c[F];
+    unrolled<F>([&](int f) { c[f] = &y[f]->tile[t]; });
+    multiply_add<COUNT <= 4 ? 1 : 2, T, W, F>(c, x, at[t * STEP], place);
   });
 }
 
-// y += a table of N rows times the values of several fields in one slot. `at` is the first square
-// of the columns that they meet; that of the next rows is STEP further.
-template <int N, int STEP, int W, int F>
-__device__ __forceinline__ void accumulate(const double* at, int place,
-                                           Accumulator<W, N>* const (&y)[F],
-                                           const Pack<double, W> (&x)[F]) {
-  unrolled<(N + 7) / 8>([&](int t) {
-    Pack<double, W>* c[F];
-    unrolled<F>([&](int f) { c[f] = y[f]->tile[t].value; });
-    multiply_add<W, F>(c, x, at[t * STEP + place]);
+// The same of a whole field of K positions. The next columns of the table are ALONG further.
+template <int N, int K, int STEP, int ALONG, class T, int W, class X>
+__device__ __forceinline__ void accumulate_whole(const Quad<W>& quad, const Square<T>* at,
+                                                 const int (&place)[2], Accumulator<T, W, N>& y,
+                                                 const X& x) {
+  constexpr int kLast = squares(K) - 1;
+  unrolled<kLast>([&](int n) {
+    accumulate<N, 8, STEP, T, W, 1>(at + n * ALONG, place, {&y}, {tile<K, T>(quad, x, 2 * n)});
   });
+  accumulate<N, K - 8 * kLast, STEP, T, W, 1>(at + kLast * ALONG, place, {&y},
+                                              {tile<K, T>(quad, x, 2 * kLast)});
 }
 
 // ---- Fields ----------------------------------------------------------------------------------
@@ -174,22 +239,10 @@ __device__ __forceinline__ void positions(const Quad<W>& quad, int first, const 
   unrolled<(COUNT + 3) / 4>([&](int slot) { body(slot, first + position<COUNT>(quad, slot)); });
 }
 
-// Of values in memory what lanes compute with.
-template <class T, int W>
-__device__ __forceinline__ Pack<double, W> doubles(const Pack<T, W>& x) {
-  return spread<double, W>(x);
-}
-template <class T, int W, int N, class Q>
-__device__ __forceinline__ Whole<Pack<double, W>, N> doubles(const QuadFibre<T, W, N, Q>& x) {
-  Whole<Pack<double, W>, N> y;
-  unrolled<y.slots>([&](int slot) { y[slot] = doubles(x[slot]); });
-  return y;
-}
-
 // A whole field that all elements share.
 template <int N, int STRIDE, int W, class T>
-__device__ __forceinline__ Whole<double, N> load_shared(const Quad<W>& quad, const T* from) {
-  Whole<double, N> x;
+__device__ __forceinline__ Whole<T, N> load_shared(const Quad<W>& quad, const T* from) {
+  Whole<T, N> x;
   positions<N>(quad, 0, [&](int slot, int i) { x[slot] = from[i * STRIDE]; });
   return x;
 }
@@ -206,15 +259,21 @@ template <class T, int W>
 __device__ __forceinline__ const Pack<T, W>& of_slot(const Pack<T, W>& x, int) {
   return x;
 }
-__device__ __forceinline__ double of_slot(double x, int) {
+template <class T>
+__device__ __forceinline__ T of_slot(T x, int) {
   return x;
 }
 
+template <class T, int W>
+__device__ __forceinline__ Pack<T, W> sum(const Tile<T, W>& x) {
+  return x[0] + x[1];
+}
+
 // sum_i x[i], in all lanes of a quad
-template <int N, int W, class X>
-__device__ __forceinline__ Pack<double, W> sum_whole(const Quad<W>& quad, const X& x) {
-  Pack<double, W> sum{};
-  unrolled<(N + 3) / 4>([&](int slot) { sum += padded<N>(quad, slot, x[slot]); });
+template <int N, class T, int W, class X>
+__device__ __forceinline__ Pack<T, W> sum_whole(const Quad<W>& quad, const X& x) {
+  Pack<T, W> sum{};
+  unrolled<(N + 3) / 4>([&](int slot) { sum += padded<N, T>(quad, slot, x[slot]); });
   return of_quad(sum);
 }
 

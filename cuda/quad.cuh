@@ -207,12 +207,18 @@ __device__ __forceinline__ void multiply_add(Pack<Complex<double>, W> (&c)[2],
 }
 
 // sum over the lanes of a quad, in all of them. Times one: tensor cores have less to do than the
-// units that would move values from lane to lane.
+// units that would move values from lane to lane; those of tf32 would round them.
 template <int W>
 __device__ __forceinline__ Pack<double, W> of_quad(const Pack<double, W>& x) {
   Pack<double, W> sum[2] = {};
   multiply_add(sum, x, 1.0);
   return sum[0];
+}
+template <int W>
+__device__ __forceinline__ Pack<float, W> of_quad(Pack<float, W> x) {
+#pragma unroll
+  for (int other = 1; other < 4; other *= 2) x += from_lane(x, other);
+  return x;
 }
 template <int W>
 __device__ __forceinline__ Pack<Complex<double>, W> of_quad(const Pack<Complex<double>, W>& x) {

@@ -86,9 +86,10 @@ void AwaitCopies(size_t later) {
   }
 }
 
-void MultiplyAdd(double (&c)[2], double a, double b) {
+template <class T>
+void MultiplyAddOfWarp(T (&c)[2], T a, T b) {
   struct Pair {
-    double a, b;
+    T a, b;
   };
   const Pair* const given = Exchange(Pair{a, b});
   const unsigned lane = threadIdx.x % 32;
@@ -98,6 +99,15 @@ void MultiplyAdd(double (&c)[2], double a, double b) {
     }
   }
   Meet(32);
+}
+
+void MultiplyAdd(double (&c)[2], double a, double b) {
+  MultiplyAddOfWarp(c, a, b);
+}
+
+void MultiplyAdd(float (&c)[2], float a, float b) {
+  const auto cut = [](float x) { return __int_as_float(__float_as_int(x) & ~0x1fff); };
+  MultiplyAddOfWarp(c, cut(a), cut(b));
 }
 
 void Launch(int64_t blocks, int64_t count, std::function<void()> kernel) {

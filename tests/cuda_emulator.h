@@ -75,8 +75,10 @@ void CopyLater(T* to, T value) {
   CopyLater(to, &value, sizeof(T));
 }
 
-// The tensor cores' product of 8 x 4 and 4 x 8 values, see cuda/quad.cuh.
+// The tensor cores' product of 8 x 4 and 4 x 8 values, see cuda/quad.cuh; that of float32 is one of
+// values of tf32.
 void MultiplyAdd(double (&c)[2], double a, double b);
+void MultiplyAdd(float (&c)[2], float a, float b);
 
 // Runs `kernel` on every thread of `blocks` blocks, in turns from barrier to barrier.
 void Launch(int64_t blocks, int64_t count, std::function<void()> kernel);

@@ -245,7 +245,7 @@ WITH_TABLES_OF_FLOAT32 = [
 
 @pytest.mark.parametrize("name", WITH_TABLES_OF_FLOAT32)
 def test_values_of_float32(name: str, emulated: Path) -> None:
-    """Arrays of float32 whose elements are multiplied, as doubles, by tables of float32."""
+    """Tables of float32, and elements that tensor cores multiply by halves."""
     program = program_of(CASES[name], "float32")
     assert program.dtype == np.float32
     for elements in (1, 45):
@@ -253,9 +253,10 @@ def test_values_of_float32(name: str, emulated: Path) -> None:
         cuda_fused.assert_same(program, arrays, emulate(program, arrays, emulated))
 
 
-def test_elements_do_not_mix(emulated: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_elements_do_not_mix(dtype: str, emulated: Path) -> None:
     """What is no number in one element is none in any other, nor beyond the last node."""
-    program = program_of(CASES["diffusion of ten nodes"])
+    program = program_of(CASES["diffusion of ten nodes"], dtype)
     arrays = arguments(program, (40,))
     (clean,) = emulate(program, arrays, emulated)
     for x, bad in zip(arrays, (np.nan, np.inf, np.nan), strict=True):
@@ -263,6 +264,48 @@ def test_elements_do_not_mix(emulated: Path) -> None:
     (found,) = emulate(program, arrays, emulated)
     assert np.isnan(found[11]).all()
     np.testing.assert_array_equal(np.delete(found, 11, 0), np.delete(clean, 11, 0))
+
+
+def assert_exact_products(B: Array, u: Array, found: Array) -> None:
+    """Errors of ``B @ u`` are those of a sum of as many products of float32."""
+    exact, size = (
+        np.einsum("qi,ei->eq", f(B), f(u), dtype=np.float64) for f in (np.asarray, np.abs)
+    )
+    assert np.all(np.abs(found - exact) <= (B.shape[1] + 4) * 2.0**-24 * size)
+
+
+def of_all_sizes(*shape: int) -> Array:
+    """Values of float32 that differ much in size, from element to element and in each."""
+    rng = np.random.default_rng(7)
+    u = rng.uniform(-1, 1, shape) * 10.0 ** rng.integers(-30, 30, (shape[0], 1))
+    return np.asarray(u * 10.0 ** rng.integers(-4, 1, shape), np.float32)
+
+
+def interpolated(u: Array, emulated: Path) -> tuple[Array, Array]:
+    """A table of float32, and the panels' ``table @ u`` of each row of u."""
+    B = table(13, u.shape[1]).astype(u.dtype)
+    program = program_of((lambda u: B @ u, (u.shape[1:],)), "float32")
+    return B, emulate(program, [u], emulated)[0]
+
+
+def test_products_of_float32_are_exact_to_its_digits(emulated: Path) -> None:
+    u = of_all_sizes(50, 35)
+    B, found = interpolated(u, emulated)
+    assert_exact_products(B, u, found)
+
+
+def test_what_is_not_finite_or_huge_in_float32(emulated: Path) -> None:
+    """Goes through a table as in float32 itself, whatever the bits of NaN are."""
+    largest = np.finfo(np.float32).max
+    u = np.random.default_rng(8).uniform(-1, 1, (8, 9)).astype(np.float32)
+    u[np.arange(7), np.arange(7)] = [np.inf, -np.inf, np.nan, largest, -largest, 1e-42, 0]
+    u[7, [2, 5]] = np.inf, -np.inf
+    u.view(np.uint32)[2, 2] = 0x7FFFFFFF
+    B, found = interpolated(u, emulated)
+    with np.errstate(invalid="ignore"):
+        wanted = np.einsum("qi,ei->eq", B.astype(np.float64), u)
+    np.testing.assert_allclose(found, wanted, 1e-3, 1e-6)
+    np.testing.assert_allclose(found[[5, 6]], wanted[[5, 6]], 1e-6, 1e-6)
 
 
 def test_functions_of_what_is_beyond_the_last_point(emulated: Path) -> None:
@@ -435,6 +478,15 @@ def test_float32_on_a_gpu(name: str, elements: int) -> None:
         found = jax.jit(jm.fuse(function))(*arrays)
     wanted = jax.jit(jax.vmap(function))(*(x.astype("float64") for x in arrays))
     assert_near(found, wanted, "float32")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("nodes", [5, 35, 84])
+def test_products_of_float32_on_a_gpu(nodes: int) -> None:
+    u, B = of_all_sizes(20011, nodes), table(31, nodes).astype(np.float32)
+    with choices.using(Choice.of({"owner": "panels"}, choices.CALLER)):
+        found = jax.jit(jm.fuse(lambda u: B @ u))(u)
+    assert_exact_products(B, u, np.asarray(found))
 
 
 def assert_near(found: Any, wanted: Any, dtype: str) -> None:

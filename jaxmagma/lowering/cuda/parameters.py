@@ -14,6 +14,7 @@ RESERVED_BYTES = 1 << 10
 CONSTANT_BYTES = 64 << 10
 MAX_THREADS = 1024
 WARP = 32
+SCHEDULERS = 4
 # From compute capability 9.0 on tensor cores multiply 16 fibres at a time (``mma.m16n8k4`` in
 # ``cuda/quad.cuh``). ptxas compiles that only if a thread may have so many registers, whether it
 # needs them or not.

@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxmagma.lowering.cuda.architectures import Limits
 from jaxmagma.lowering.cuda.panels.association import associations
-from jaxmagma.lowering.cuda.panels.fields import Apply, Fields, Unsuitable, fields_of
+from jaxmagma.lowering.cuda.panels.fields import Fields, Unsuitable, fields_of
 from jaxmagma.lowering.cuda.panels.layout import Layout, layout_of
 from jaxmagma.lowering.cuda.panels.ownership import Ownership, ownerships
 from jaxmagma.lowering.cuda.panels.schedule import Schedule, schedules
@@ -64,9 +64,9 @@ class Panels:
 
     @property
     def shared_bytes(self) -> int:
-        dtype = self.plan.program.dtype
-        own = dtype.itemsize * self.transfers.warps * self.transfers.of_warp
-        return self.schedule.fields.computed(dtype).itemsize * self.layout.size + own
+        itemsize = self.plan.program.dtype.itemsize
+        own = itemsize * self.transfers.warps * self.transfers.of_warp
+        return self.layout.bytes(itemsize) + own
 
     @property
     def elements(self) -> int:
@@ -109,29 +109,15 @@ def panels_of(plan: Plan, limits: Limits) -> Panels | str:
     if found:
         # An element's matrix can be stored by its rows or by its columns.
         plan, fields = min(found, key=lambda x: sum(store.stride for store in x[1].stores))
-        if fields.has_products and _doubles_serve(fields, program.dtype, limits):
+        if fields.has_products:
             shared = _best(plan, fields, limits)
     return shared or alone or why
 
 
-# What rounds to a narrower dtype would round twice in JAX, the first time to float32.
-_ROUNDED = {"round_to_bfloat16", "round_to_float16"}
-
-
-def _doubles_serve(fields: Fields, dtype: np.dtype, limits: Limits) -> bool:
-    """Whether lanes may compute with doubles, of which alone tensor cores make exact products.
-
-    Those of float32 are as exact then, and where tensor cores are fast, as fast as multiply-adds.
-    """
-    applied = {x.function for x in fields.fields if isinstance(x, Apply)}
-    return dtype == np.float64 or (limits.tensor_rate > 1 and not applied & _ROUNDED)
-
-
 def _best(plan: Plan, fields: Fields, limits: Limits) -> Panels | None:
     """The one with the most elements side by side, and points that are whole, if there is room."""
-    itemsize = fields.computed(plan.program.dtype).itemsize
-    layout = layout_of(plan, fields)
-    owned = [(x, y) for x in schedules(fields) for y in ownerships(x, itemsize, limits)]
+    dtype, layout = plan.program.dtype, layout_of(plan, fields)
+    owned = [(x, y) for x in schedules(fields) for y in ownerships(x, dtype, limits)]
     # Of more elements a lane has more values, but work on them takes less time.
     owned.sort(key=lambda x: (-x[1].elements, not x[0].has_whole_points, x[1].registers))
     for schedule, ownership in owned:

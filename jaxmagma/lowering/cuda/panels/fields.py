@@ -134,10 +134,6 @@ class Fields:
         """Whether tables are applied."""
         return any(isinstance(x, Multiply) for x in self.fields)
 
-    def computed(self, dtype: np.dtype) -> np.dtype:
-        """What lanes compute with, of arrays of this dtype: tensor cores multiply doubles."""
-        return np.dtype(np.float64) if self.has_products else dtype
-
     def needed(self, some: Iterable[int], given: Set[int] = frozenset()) -> list[int]:
         """The fields that some are made of, themselves among them, but those that are given."""
         needed = set(some)

@@ -1,8 +1,8 @@
 """Where tables stand in shared memory: each one once, for products with it and with its transpose.
 
-Before them stand operands of which lanes read what belongs to their points. A table is cut into
-squares of eight by eight values, those of a row of squares side by side; in which order values are
-in a square is said in ``cuda/panel.cuh``.
+A table is cut into squares of eight by eight values, those of a row of squares side by side; what
+is in a square, and in which order, is said in ``cuda/panel.cuh``. Behind the tables stand operands
+of which lanes read what belongs to their points.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,14 +14,15 @@ from jaxmagma.lowering.cuda.panels.fields import Fields, Load, Multiply, Table
 from jaxmagma.plans.plan import Plan
 
 
-SQUARE = 64
+# Values of float64, or both halves of those of float32.
+SQUARE_BYTES = 512
 # Of an operand that lanes read value by value: larger ones they read from memory.
 _MOST_VALUES = 1024
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A table of so many rows and columns in shared memory, from value ``offset`` on."""
+    """A table of so many rows and columns in shared memory, from square ``offset`` on."""
 
     table: Table
     rows: int
@@ -35,7 +36,7 @@ class Matrix:
 
     @property
     def size(self) -> int:
-        return -(-self.rows // 8) * self.across * SQUARE
+        return -(-self.rows // 8) * self.across
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,11 @@ class Reading:
 
     @property
     def down(self) -> int:
-        return SQUARE if self.transposed else self.matrix.across * SQUARE
+        return 1 if self.transposed else self.matrix.across
 
     @property
     def along(self) -> int:
-        return self.matrix.across * SQUARE if self.transposed else SQUARE
+        return self.matrix.across if self.transposed else 1
 
 
 @dataclass(frozen=True)
@@ -64,14 +65,20 @@ class Layout:
     """The tables of a kernel, and how each of its products reads them.
 
     Attributes:
+      squares: of all tables.
       shared: where an operand is, of those that lanes read value by value.
-      size: in values that lanes compute with.
+      values: of these.
     """
 
-    shared: Mapping[int, int]
     matrices: tuple[Matrix, ...]
     readings: tuple[tuple[Reading, ...], ...]  # of each field, of those that are products
-    size: int
+    squares: int
+    shared: Mapping[int, int]
+    values: int
+
+    def bytes(self, itemsize: int) -> int:
+        """Of shared memory, with values of so many bytes."""
+        return SQUARE_BYTES * self.squares + itemsize * self.values
 
     def __repr__(self) -> str:
         vectors = [f"operand {x} at {offset}" for x, offset in self.shared.items()]
@@ -79,30 +86,30 @@ class Layout:
             f"table {x.table.operand}[{x.table.offset}]: {x.rows} x {x.columns} at {x.offset}"
             for x in self.matrices
         ]
-        return "\n".join([*vectors, *tables])
+        return "\n".join([*tables, *vectors])
 
 
 def layout_of(plan: Plan, fields: Fields) -> Layout:
     """Equal tables are one, also where one is the transpose of the other."""
     shared: dict[int, int] = {}
-    size = 0
+    values = squares = 0
     for field in fields.fields:
         if isinstance(field, Load) and _is_by_point(plan, field) and field.operand not in shared:
-            shared[field.operand] = size
-            size += plan.tiles[field.operand].size
+            shared[field.operand] = values
+            values += plan.tiles[field.operand].size
     matrices: list[Matrix] = []
     known: dict[object, Reading] = {}
     readings: list[list[Reading]] = [[] for _ in fields.fields]
     for number, table, rows, columns in _tables(fields):
         straight = _identity(plan, table, rows, columns)
         if straight not in known:
-            matrices.append(Matrix(table, rows, columns, size))
-            size += matrices[-1].size
+            matrices.append(Matrix(table, rows, columns, squares))
+            squares += matrices[-1].size
             turned = Table(table.operand, table.offset, table.column, table.row)
             known[_identity(plan, turned, columns, rows)] = Reading(matrices[-1], True)
             known[straight] = Reading(matrices[-1], False)
         readings[number].append(known[straight])
-    return Layout(shared, tuple(matrices), tuple(map(tuple, readings)), size)
+    return Layout(tuple(matrices), tuple(map(tuple, readings)), squares, shared, values)
 
 
 def _is_by_point(plan: Plan, field: Load) -> bool:

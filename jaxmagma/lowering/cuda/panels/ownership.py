@@ -7,6 +7,8 @@ it, and tensor cores multiply them. Where no axis is long, each lane has an elem
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from jaxmagma.lowering.cuda.architectures import Limits
 from jaxmagma.lowering.cuda.panels.schedule import Schedule, most_values
 from jaxmagma.lowering.cuda.parameters import WARP, WIDE_REGISTERS
@@ -38,15 +40,16 @@ class Ownership:
         return WARP // self.lanes * self.elements
 
 
-def ownerships(schedule: Schedule, itemsize: int, limits: Limits) -> Iterator[Ownership]:
+def ownerships(schedule: Schedule, dtype: np.dtype, limits: Limits) -> Iterator[Ownership]:
     """All there is room for, the best one first.
 
-    Fast tensor cores multiply the fields of two elements in the time of one.
+    Tensor cores multiply the fields of two elements in the time of one: in float64, fast ones do.
     """
     lanes = 4 if schedule.fields.extents else 1
-    for elements in (2, 1) if limits.tensor_rate > 1 and lanes > 1 else (1,):
-        registers = itemsize // 4 * most_values(schedule, elements) + _ADDRESSES
+    two = lanes > 1 and (dtype == np.float32 or limits.tensor_rate > 1)
+    for elements in (2, 1) if two else (1,):
+        registers = dtype.itemsize // 4 * most_values(schedule, elements) + _ADDRESSES
         room = limits.thread_registers + (_SPILLED if elements == 1 else 0)
         if registers <= room:
-            least = WIDE_REGISTERS if lanes > 1 else 0
+            least = WIDE_REGISTERS if lanes > 1 and dtype == np.float64 else 0
             yield Ownership(lanes, elements, min(max(registers, least), limits.thread_registers))

@@ -89,8 +89,7 @@ class _Printer:
         self.ownership = ownership
         self.layout = layout
         self.transfers = transfers
-        self.type = TYPES[plan.program.dtype]  # in memory
-        self.computed = TYPES[schedule.fields.computed(plan.program.dtype)]
+        self.type = TYPES[plan.program.dtype]
         self.pointers = pointers_of(plan, schedule)
         self.batched = [x for x in self.pointers if x.axes]
         self.constants = set(tables_of(plan, schedule))
@@ -103,7 +102,7 @@ class _Printer:
     @property
     def pack(self) -> str:
         """The type of a value of each of a lane's elements."""
-        return f"Pack<double, {self.ownership.elements}>"
+        return f"Pack<{self.type}, {self.ownership.elements}>"
 
     # ---- Around the work -------------------------------------------------------------------------
 
@@ -141,9 +140,14 @@ class _Printer:
         text(f'extern "C" __global__ void __launch_bounds__({bounds})')
         separator = ",\n" + " " * len("kernel(")
         with text.braces(f"kernel({separator.join(parameters)})"):
-            if self.layout.size or self.transfers.stages:
+            if self.layout.squares or self.layout.values or self.transfers.stages:
                 text("extern __shared__ __align__(16) unsigned char memory[];")
-                text(f"{self.computed}* const shared = reinterpret_cast<{self.computed}*>(memory);")
+                behind = "memory"
+                if self.layout.squares:
+                    square = f"Square<{self.type}>"
+                    text(f"{square}* const squares = reinterpret_cast<{square}*>(memory);")
+                    behind = f"squares + {self.layout.squares}"
+                text(f"{self.type}* const shared = reinterpret_cast<{self.type}*>({behind});")
             self._print_tables()
             text("const auto quad = panel_lane<kElements, kLanes>(threadIdx.x);")
             text("const auto rows = panel_rows<kElements, kLanes>(threadIdx.x);")
@@ -155,8 +159,7 @@ class _Printer:
             stages = self.transfers.stages
             if stages:
                 own = f"{self.transfers.of_warp} * (threadIdx.x / 32)"
-                behind = f"reinterpret_cast<{self.type}*>(shared + {self.layout.size})"
-                text(f"{self.type}* const own = {behind} + {own};")
+                text(f"{self.type}* const own = shared + {self.layout.values} + {own};")
             if stages > 1:
                 text("int half = 0;")
                 self._print_bring("kPanel * warp", "0")
@@ -223,16 +226,16 @@ class _Printer:
         return self.transfers.stages * self.transfers.panel + x.offset
 
     def _print_tables(self) -> None:
-        if not self.layout.size:
+        if not (self.layout.squares or self.layout.values):
             return
         text = self.text
         for operand, offset in self.layout.shared.items():
             values = f"kThreads, {self.plan.tiles[operand].size}"
-            text(f"{self.computed}* const c{operand} = shared + {offset};")
+            text(f"{self.type}* const c{operand} = shared + {offset};")
             text(f"repeat<{values}>(threadIdx.x, c{operand}, {self._memory(operand)});")
         for n, x in enumerate(self.layout.matrices):
             where = f"{self._memory(x.table.operand)} + {x.table.offset}"
-            text(f"{self.computed}* const m{n} = shared + {x.offset};")
+            text(f"Square<{self.type}>* const m{n} = squares + {x.offset};")
             text(
                 f"arrange<kThreads, {x.rows}, {x.columns}>(threadIdx.x, m{n}, {where}, "
                 f"{x.table.row}, {x.table.column});"
@@ -328,7 +331,8 @@ class _Printer:
             axis = self.fields[operand].axis
             assert axis is not None  # of what is summed
             self.text(
-                f"const auto {name} = sum_whole<{self.extents[axis]}>(quad, {self._name(operand)});"
+                f"const auto {name} = sum_whole<{self.extents[axis]}, {self.type}>"
+                f"(quad, {self._name(operand)});"
             )
         else:
             self._print_product(number, field)
@@ -344,25 +348,21 @@ class _Printer:
         offset = self._offset(number, field.offset)
         if field.axis is None:
             if field.index is not None:
-                return self._computed(self._gathered(field, offset))
+                return self._gathered(field, offset)
             if shared:
-                return f"{self.computed}({self._shared(field.operand)}[{offset}])"
-            return self._computed(f"get(g{field.operand} + ({offset}))")
+                return f"{self.type}({self._shared(field.operand)}[{offset}])"
+            return f"get(g{field.operand} + ({offset}))"
         extent = self.extents[field.axis]
         if field.index is not None:
             sizes = f"{extent}, {field.stride}, 0, {field.components}"
-            return self._computed(
+            return (
                 f"load_gathered<{sizes}>(quad, g{field.operand}, length{field.operand}, "
                 f"g{field.index} + {offset}, {field.component})"
             )
         if shared:
             where = f"{self._shared(field.operand)} + {offset}"
             return f"load_shared<{extent}, {field.stride}>(quad, {where})"
-        return self._computed(f"load<{extent}, {field.stride}>(quad, g{field.operand} + {offset})")
-
-    def _computed(self, loaded: str) -> str:
-        """What lanes compute with of values in memory."""
-        return loaded if self.type == self.computed else f"doubles({loaded})"
+        return f"load<{extent}, {field.stride}>(quad, g{field.operand} + {offset})"
 
     def _gathered(self, field: Load, at: str) -> str:
         return (
@@ -371,19 +371,18 @@ class _Printer:
         )
 
     def _print_product(self, number: int, field: Multiply) -> None:
-        """Of whole fields, eight rows at a time."""
+        """Of whole fields: each of their values meets all rows at once."""
         rows = self.extents[field.axis]
-        size = f"{self.ownership.elements}, {rows}"
+        size = f"{self.type}, {self.ownership.elements}, {rows}"
         self.text(f"Accumulator<{size}> y{number};")
         for reading, operand in zip(self.layout.readings[number], field.operands, strict=True):
             axis = self.fields[operand].axis
             assert axis is not None  # of what is multiplied
-            where = f"{self._matrix(reading)} + t * {reading.down}"
-            with self.text.braces(f"for (int t = 0; t < {-(-rows // 8)}; ++t)"):
-                self.text(
-                    f"multiply<{self.extents[axis]}, {reading.along}, kElements>(quad, {where}, "
-                    f"{_lanes(reading)}, {{&y{number}.tile[t]}}, {self._name(operand)});"
-                )
+            sizes = f"{rows}, {self.extents[axis]}, {reading.down}, {reading.along}, {self.type}"
+            self.text(
+                f"accumulate_whole<{sizes}>(quad, {self._matrix(reading)}, {_lanes(reading)}, "
+                f"y{number}, {self._name(operand)});"
+            )
         self.text(f"const auto {self._name(number)} = y{number}.whole();")
 
     def _print_store(self, store: Store) -> None:
@@ -402,7 +401,7 @@ class _Printer:
         products = [x for x in loop.accumulated if self._is_product(x)]
         sums = [x for x in loop.accumulated if not self._is_product(x)]
         for x in products:
-            text(f"Accumulator<kElements, {self._rows(x)}> y{x};")
+            text(f"Accumulator<{self.type}, kElements, {self._rows(x)}> y{x};")
         for x in sums:
             text(f"{self.pack} y{x} = {{}};")
         if extent >= 8:
@@ -424,22 +423,15 @@ class _Printer:
         text(f"constexpr int kCount = {count};")
         self._print_loads(loop)
         for x in loop.multiplied:
-            text(f"Tile<kElements> t{x};")
+            text(f"Tile<{self.type}, kElements> t{x};")
         for group in self._by_table(loop.multiplied):
             self._print_multiply(*group)
-        text("#pragma unroll")
-        with text.braces("for (int slot = 0; slot < (kCount + 3) / 4; ++slot)"):
-            self._print_points(loop)
-            self._print_accumulate(x for x in loop.accumulated if self._is_product(x))
-            for x in loop.accumulated:
-                if not self._is_product(x):
-                    (operand,) = self.fields[x].operands
-                    text(f"y{x} += padded<kCount>(quad, slot, {self._at_point(operand)});")
-            for store in loop.stores:
-                to = f"out{store.output} + {self._offset(store, store.offset)}"
-                at = f"(8 * t + position<kCount>(quad, slot)) * {store.stride}"
-                value = f"spread<{self.type}, kElements>({self._at_point(store.field)})"
-                text(f"put<kCount>(quad, slot, {to} + {at}, {value});")
+        self._print_points(loop)
+        self._print_accumulate(x for x in loop.accumulated if self._is_product(x))
+        for x in loop.accumulated:
+            if not self._is_product(x):
+                (operand,) = self.fields[x].operands
+                text(f"y{x} += sum({self._tile(operand)});")
 
     def _is_product(self, number: int) -> bool:
         return isinstance(self.fields[number], Multiply)
@@ -449,7 +441,7 @@ class _Printer:
         loads = [(x, f) for x in loop.points if isinstance(f := self.fields[x], Load)]
         for x, field in loads:
             shared = not self.plan.tiles[field.operand].batched
-            text = "double" if shared and field.index is None else self.pack
+            text = self.type if shared and field.index is None else self.pack
             self.text(f"{text} p{x}[2];")
         if not loads:
             return
@@ -457,9 +449,9 @@ class _Printer:
             for x, field in loads:
                 at = f"{self._offset(x, field.offset)} + i * {field.stride}"
                 if field.index is not None:
-                    value = self._computed(self._gathered(field, at))
+                    value = self._gathered(field, at)
                 elif self.plan.tiles[field.operand].batched:
-                    value = self._computed(f"get(g{field.operand} + ({at}))")
+                    value = f"get(g{field.operand} + ({at}))"
                 else:
                     value = f"{self._shared(field.operand)}[{at}]"
                 self.text(f"p{x}[slot] = {value};")
@@ -480,21 +472,31 @@ class _Printer:
         made = listed(f"&t{x}" for x, _ in pairs)
         given = listed(self._name(x) for _, x in pairs)
         self.text(
-            f"multiply<{self.extents[axis]}, {reading.along}, kElements>(quad, "
+            f"multiply<{self.extents[axis]}, {reading.along}, {self.type}>(quad, "
             f"{self._matrix(reading)} + t * {reading.down}, {_lanes(reading)}, {{{made}}}, "
             f"{given});"
         )
 
     def _print_points(self, loop: Loop) -> None:
-        """Functions at a point, element by element."""
+        """Functions at a point, element by element, and what is stored of them."""
+        text = self.text
         functions = [x for x in loop.points if isinstance(self.fields[x], Apply)]
         used = {y for x in loop.accumulated for y in self.fields[x].operands}
         used |= {x.field for x in loop.stores}
         kept = [x for x in functions if x in used]
         for x in kept:
-            self.text(f"{self.pack} x{x};")
-        if functions:
-            self._print_functions(functions, {x: f"x{x}" for x in kept})
+            text(f"Tile<{self.type}, kElements> x{x};")
+        if not (functions or loop.stores):
+            return
+        text("#pragma unroll")
+        with text.braces("for (int slot = 0; slot < (kCount + 3) / 4; ++slot)"):
+            if functions:
+                self._print_functions(functions, {x: f"x{x}[slot]" for x in kept})
+            for store in loop.stores:
+                to = f"out{store.output} + {self._offset(store, store.offset)}"
+                at = f"(8 * t + position<kCount>(quad, slot)) * {store.stride}"
+                value = f"spread<{self.type}, kElements>({self._at_points(store.field)}[slot])"
+                text(f"put<kCount>(quad, slot, {to} + {at}, {value});")
 
     def _print_functions(self, functions: Sequence[int], kept: Mapping[int, str]) -> None:
         """Functions of values in one slot, and where some of them are kept for all elements."""
@@ -507,7 +509,7 @@ class _Printer:
                 operands = listed(
                     f"v{y}" if y in own else self._of_element(y) for y in field.operands
                 )
-                text(f"const double v{x} = {FUNCTORS[field.function]}()({operands});")
+                text(f"const {self.type} v{x} = {FUNCTORS[field.function]}()({operands});")
                 if x in kept:
                     text(f"{kept[x]}.value[w] = v{x};")
 
@@ -524,22 +526,26 @@ class _Printer:
             return f"of_fibre(p{number}[slot], w)"
         return f"t{number}[slot].value[w]"
 
-    def _at_point(self, number: int) -> str:
-        """The same, of all of a lane's elements."""
+    def _at_points(self, number: int) -> str:
+        """The same, at all points of a tile and of all of a lane's elements."""
         field = self.fields[number]
         if isinstance(field, Load):
-            return f"p{number}[slot]"
-        return f"t{number}[slot]" if isinstance(field, Multiply) else f"x{number}"
+            return f"p{number}"
+        return f"t{number}" if isinstance(field, Multiply) else f"x{number}"
+
+    def _tile(self, number: int) -> str:
+        """The same, and zero beyond the last point."""
+        return f"tile<kCount, {self.type}>(quad, {self._at_points(number)})"
 
     def _print_accumulate(self, products: Iterable[int]) -> None:
         for reading, pairs in self._by_table(products):
             rows = self._rows(pairs[0][0])
             made = listed(f"&y{x}" for x, _ in pairs)
-            given = listed(f"padded<kCount>(quad, slot, {self._at_point(x)})" for _, x in pairs)
+            given = listed(self._tile(x) for _, x in pairs)
+            sizes = f"{rows}, kCount, {reading.down}, {self.type}, kElements, {len(pairs)}"
             self.text(
-                f"accumulate<{rows}, {reading.down}, kElements, {len(pairs)}>("
-                f"{self._matrix(reading)} + t * {reading.along}, {_lanes(reading)}[slot], "
-                f"{{{made}}}, {{{given}}});"
+                f"accumulate<{sizes}>({self._matrix(reading)} + t * {reading.along}, "
+                f"{_lanes(reading)}, {{{made}}}, {{{given}}});"
             )
 
     # ---- Names -----------------------------------------------------------------------------------
@@ -547,7 +553,7 @@ class _Printer:
     def _name(self, number: int) -> str:
         field = self.fields[number]
         if isinstance(field, Number):
-            return _literal(field.value, self.computed)
+            return _literal(field.value, self.type)
         return f"v{number}" if field.axis is None else f"f{number}"
 
     def _rows(self, number: int) -> int:

@@ -14,7 +14,7 @@ from jaxmagma.lowering.cuda.panels.fields import Load
 from jaxmagma.lowering.cuda.panels.layout import Layout
 from jaxmagma.lowering.cuda.panels.ownership import Ownership
 from jaxmagma.lowering.cuda.panels.schedule import Schedule
-from jaxmagma.lowering.cuda.parameters import RESERVED_BYTES, WARP
+from jaxmagma.lowering.cuda.parameters import RESERVED_BYTES, SCHEDULERS, WARP
 from jaxmagma.plans.plan import Plan
 
 
@@ -75,9 +75,9 @@ def transfers_of(
 
     All in two stages or in one, operands alone, nothing.
     """
-    dtype = plan.program.dtype
-    itemsize, banks = dtype.itemsize, _BYTES // dtype.itemsize  # as wide as a value
-    tables = schedule.fields.computed(dtype).itemsize * layout.size
+    itemsize = plan.program.dtype.itemsize
+    banks = _BYTES // itemsize  # as wide as a value
+    tables = layout.bytes(itemsize)
     read = _staged(_reads(plan, schedule), ownership, banks)
     written = _staged(_writes(plan, schedule), ownership, banks)
     choices = [(2, read, written), (1, read, written)]
@@ -108,8 +108,10 @@ def _largest(
         own = tables + itemsize * warps * (stages * panel + sent)
         if own > limits.shared_of_block or WARP * warps > limits.threads:
             continue
+        # Of a block's warps each scheduler has every fourth one, and a quarter of all registers.
+        of_scheduler = WARP * -(-warps // SCHEDULERS) * ownership.registers
         blocks = min(
-            limits.registers // (WARP * warps * ownership.registers),
+            limits.registers // SCHEDULERS // of_scheduler,
             limits.shared // (own + RESERVED_BYTES),
             limits.blocks,
             limits.warps // warps,
