@@ -137,6 +137,18 @@ def gradients_first(points: int, nodes: int) -> Case:
     return function, ((nodes, 3), (3, 3), (4,))
 
 
+def with_a_matrix(points: int, nodes: int) -> Case:
+    """The same, with a matrix that is an argument."""
+    G = table(points, nodes, 3)
+
+    def function(u: Any, J: Any, c: Any) -> Any:
+        g = G @ J
+        h = jnp.einsum("q,qne,na->qae", c, g, u)
+        return jnp.einsum("qae,qne->na", h, g), jnp.trace(h, axis1=1, axis2=2)
+
+    return function, ((nodes, 3), (3, 3), (points,))
+
+
 def flat() -> Case:
     """Three components of four nodes, one after the other, on both sides of what is taken apart."""
     G = table(4, 3)
@@ -192,6 +204,7 @@ CASES = {
     "small matrices": small_matrices(),
     "channels": channels(7, "float64"),
     "channels in float32": channels(6, "float32"),
+    "gradients with a matrix": with_a_matrix(4, 10),
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import jaxmagma as jm
 from jaxmagma.programs.normal import normal_form
-from jaxmagma.programs.program import Contract, ElementProgram
+from jaxmagma.programs.program import Contract, ElementProgram, Map
 from tests import cuda_fused
 
 
@@ -20,8 +20,12 @@ G: Any = RANDOM.uniform(-1, 1, (POINTS, NODES, 3))
 B: Any = RANDOM.uniform(-1, 1, (POINTS, NODES))
 C: Any = RANDOM.uniform(-1, 1, (POINTS, FEW))
 W: Any = RANDOM.uniform(0.5, 1, POINTS)
+M: Any = RANDOM.uniform(-1, 1, (FEW, 3))
 # Coordinates of nodes: of a straight element, and of one with a Jacobian at each point.
 STRAIGHT, CURVED = (3, 3), (NODES, 3)
+# Inverses that are given, of an element or at each point, or what nodes have in their place.
+GIVEN, AT_POINTS, OF_FEW = (1, 3, 3), (POINTS, 3, 3), (FEW, 3)
+SHAPES = (STRAIGHT, CURVED, GIVEN, AT_POINTS, OF_FEW)
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +36,11 @@ def x64() -> Any:
 
 def gradients(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Of the shape functions, at all points, and the weights there."""
+    if x.shape == AT_POINTS:
+        return jnp.einsum("qnd,qde->qne", G, x), W * x[:, 0, 0]
+    if x.shape in (GIVEN, OF_FEW):
+        given = x[0] if x.shape == GIVEN else M.T @ x
+        return G @ given, W * given[0, 0]
     if x.shape == STRAIGHT:
         jacobian = x + 4 * jnp.eye(3)
         return jnp.einsum("qnd,de->qne", G, jnp.linalg.inv(jacobian)), W * jnp.linalg.det(jacobian)
@@ -83,9 +92,19 @@ def coupling(x: jax.Array, u: jax.Array) -> jax.Array:
     return jnp.einsum("q,qn,qme->nme", w, B * u[0, 0], g)
 
 
-PROGRAMS = (diffusion, elasticity, stokes, upwind, stiffness, coupling)
+def turned(x: jax.Array, u: jax.Array) -> jax.Array:
+    """Gradients along directions of the element, weighted where they are used twice."""
+    g, w = gradients(x)
+    directions = u[:3] + 2 * jnp.eye(3)
+    t = jnp.einsum("qne,ef->qnf", g, directions)
+    return jnp.einsum(
+        "qnf,qfa->na", w[:, None, None] * t, jnp.tanh(jnp.einsum("qnf,na->qfa", t, u))
+    )
+
+
+PROGRAMS = (diffusion, elasticity, stokes, upwind, turned, stiffness, coupling)
 # Those whose results are of nodes: none of their values has nodes and points.
-OF_NODES = (diffusion, elasticity, stokes, upwind)
+OF_NODES = (diffusion, elasticity, stokes, upwind, turned)
 
 
 def largest_value(program: ElementProgram) -> int:
@@ -100,14 +119,23 @@ def products(program: ElementProgram) -> int:
     return sum(int(np.prod(list(x.extents.values()))) for x in found)
 
 
-def normal(element: Callable[..., Any], nodes: tuple[int, int]) -> ElementProgram:
-    program = cuda_fused.program_of(element, nodes, (NODES, 3), dtype="float64")
-    return normal_form(program)[0]
+def operations(program: ElementProgram) -> int:
+    """Of values with axes: not those of one small matrix of an element."""
+    maps = [x for x in program.operations if isinstance(x, Map)]
+    return 2 * products(program) + sum(int(np.prod(x.tile)) for x in maps if x.tile)
 
 
-@pytest.mark.parametrize("nodes", [STRAIGHT, CURVED])
+def written(element: Callable[..., Any], nodes: tuple[int, ...]) -> ElementProgram:
+    return cuda_fused.program_of(element, nodes, (NODES, 3), dtype="float64")
+
+
+def normal(element: Callable[..., Any], nodes: tuple[int, ...]) -> ElementProgram:
+    return normal_form(written(element, nodes))[0]
+
+
+@pytest.mark.parametrize("nodes", SHAPES)
 @pytest.mark.parametrize("element", PROGRAMS)
-def test_values_and_derivatives(element: Callable[..., Any], nodes: tuple[int, int]) -> None:
+def test_values_and_derivatives(element: Callable[..., Any], nodes: tuple[int, ...]) -> None:
     x, u = RANDOM.normal(size=(7, *nodes)), RANDOM.normal(size=(7, NODES, 3))
     fused, mapped = jm.fuse(element), jax.vmap(element)
 
@@ -123,10 +151,10 @@ def test_values_and_derivatives(element: Callable[..., Any], nodes: tuple[int, i
     agree(pull(cotangents), jax.vjp(mapped, x, u)[1](cotangents))
 
 
-@pytest.mark.parametrize("nodes", [STRAIGHT, CURVED])
+@pytest.mark.parametrize("nodes", SHAPES)
 @pytest.mark.parametrize("element", OF_NODES)
 def test_no_value_has_all_nodes_at_all_points(
-    element: Callable[..., Any], nodes: tuple[int, int]
+    element: Callable[..., Any], nodes: tuple[int, ...]
 ) -> None:
     assert largest_value(normal(element, nodes)) < POINTS * NODES
 
@@ -147,6 +175,103 @@ def test_multiplies_with_tables_as_often_as_what_is_derived_first() -> None:
     assert products(first) == products(other)
 
 
+@pytest.mark.parametrize("element", [*OF_NODES, stiffness])
+def test_a_matrix_that_is_given_takes_as_many_operations_as_an_inverse(
+    element: Callable[..., Any],
+) -> None:
+    inverse, given = normal(element, STRAIGHT), normal(element, GIVEN)
+    assert operations(given) == operations(inverse)
+    assert products(normal(element, AT_POINTS)) == products(inverse)
+    assert products(normal(element, OF_FEW)) == products(inverse) + FEW * 9
+
+
+@pytest.mark.parametrize("nodes", [GIVEN, AT_POINTS, OF_FEW])
+@pytest.mark.parametrize("element", OF_NODES)
+def test_takes_fewer_operations_than_what_is_written(
+    element: Callable[..., Any], nodes: tuple[int, ...]
+) -> None:
+    assert operations(normal(element, nodes)) < operations(written(element, nodes))
+
+
+@pytest.mark.parametrize("nodes", SHAPES)
+@pytest.mark.parametrize("element", PROGRAMS)
+def test_what_is_found_is_its_own_normal_form(
+    element: Callable[..., Any], nodes: tuple[int, ...]
+) -> None:
+    found = normal(element, nodes)
+    assert normal_form(found)[0] == found
+
+
+def given_first(J: jax.Array, u: jax.Array) -> jax.Array:
+    g = G @ J
+    return jnp.einsum("qne,qea->na", g, jnp.tanh(jnp.einsum("qne,na->qea", g, u)))
+
+
+def given_last(J: jax.Array, u: jax.Array) -> jax.Array:
+    h = jnp.tanh(jnp.einsum("de,qda->qea", J, jnp.einsum("qnd,na->qda", G, u)))
+    return jnp.einsum("qnd,qda->na", G, jnp.einsum("de,qea->qda", J, h))
+
+
+def test_a_matrix_before_or_after_what_is_derived() -> None:
+    J, u = RANDOM.normal(size=(7, 3, 3)), RANDOM.normal(size=(7, NODES, 3))
+    g = np.einsum("qnd,xde->xqne", G, J)
+    h = np.tanh(np.einsum("xqne,xna->xqea", g, u))
+    expected = np.einsum("xqne,xqea->xna", g, h)
+
+    def square(f: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda J, u: (f(J, u) ** 2).sum()
+
+    theirs = jax.grad(square(jax.vmap(given_first)), (0, 1))(J, u)
+    for element in (given_first, given_last):
+        fused = jm.fuse(element)
+        np.testing.assert_allclose(fused(J, u), expected, rtol=1e-12, atol=1e-12)
+        for x, y in zip(jax.grad(square(fused), (0, 1))(J, u), theirs, strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-10)
+    first, last = (normal(x, (3, 3)) for x in (given_first, given_last))
+    assert operations(first) <= operations(last)
+
+
+def stored(J: jax.Array, u: jax.Array) -> tuple[jax.Array, ...]:
+    """The gradients are a result, too."""
+    g = G @ J
+    return g, jnp.einsum("qne,qe->n", g, jnp.einsum("qne,n->qe", g, u[:, 0]))
+
+
+def bounded(J: jax.Array, u: jax.Array) -> jax.Array:
+    """A function of them needs them as they are."""
+    g = G @ J
+    return jnp.tanh(g) @ jnp.einsum("qne,na->qea", g, u)
+
+
+def of_corners(J: jax.Array, u: jax.Array) -> tuple[jax.Array, ...]:
+    """Few nodes, which are no small matrix of what is taken apart."""
+    h = jnp.einsum("qnd,na->qda", G[:FEW, :FEW], u[:FEW])
+    return jnp.einsum("qda,de->qea", h, J), jnp.einsum("qda,qdb->qab", h, h), h
+
+
+@pytest.mark.parametrize("element", [stored, bounded, of_corners])
+def test_what_is_used_as_it_is_takes_no_more_operations(element: Callable[..., Any]) -> None:
+    J, u = RANDOM.normal(size=(7, 3, 3)), RANDOM.normal(size=(7, NODES, 3))
+    ours, theirs = jm.fuse(element)(J, u), jax.vmap(element)(J, u)
+    for left, right in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-11, atol=1e-11)
+    assert operations(normal(element, (3, 3))) <= operations(written(element, (3, 3)))
+
+
+def test_sums_that_are_used_twice_each_time() -> None:
+    """The ways from what is computed first to the result are many more than the operations."""
+
+    def doubled(J: Any, u: Any) -> Any:
+        g = G @ J
+        for n in range(60):
+            g = (g + g * u[n % NODES, 0]) / 2
+        return jnp.einsum("qne,qe->n", g, jnp.einsum("qne,n->qe", g, u[:, 1]))
+
+    J, u = RANDOM.normal(size=(7, 3, 3)), RANDOM.uniform(0.9, 1.1, size=(7, NODES, 3))
+    np.testing.assert_allclose(jm.fuse(doubled)(J, u), jax.vmap(doubled)(J, u), rtol=1e-10)
+    assert largest_value(normal(doubled, (3, 3))) < POINTS * NODES
+
+
 def test_many_fields_with_one_derivative_are_left_as_they_are() -> None:
     """One sum of three tables is applied to them with a third of the work."""
 
@@ -155,8 +280,8 @@ def test_many_fields_with_one_derivative_are_left_as_they_are() -> None:
         return g[:, :, 0] @ u
 
     program = cuda_fused.program_of(along, STRAIGHT, (NODES, 40), dtype="float64")
-    written = normal_form(program)[0]
-    applied = [x for x in written.operations if isinstance(x, Contract)]
+    found = normal_form(program)[0]
+    applied = [x for x in found.operations if isinstance(x, Contract)]
     assert sum(int(np.prod(list(x.extents.values()))) for x in applied) < 2 * POINTS * NODES * 40
 
 

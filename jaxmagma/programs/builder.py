@@ -337,6 +337,14 @@ class Builder:
     ) -> int:
         return self._append(Place(tuple(pieces), tile))
 
+    def apart(self, value: int, axes: Sequence[int]) -> int:
+        """The value as a stack of its components along these axes, the first of them first."""
+        if not axes:
+            return value
+        axis, others = axes[0], [n - 1 for n in axes[1:]]
+        parts = [self.index(value, axis, k) for k in range(self.tile(value)[axis])]
+        return self.stack([self.apart(x, others) for x in parts], axis)
+
     def joined(self, value: int) -> int:
         """The same as one tile, which is taken apart no more."""
         pieces = self._pieces(value)
@@ -774,6 +782,19 @@ class Builder:
     def copy(self, operation: Operation, numbers: Mapping[int, int]) -> int:
         """Appends another program's operation, its operands renumbered."""
         return self._append(renumbered(operation, numbers))
+
+    def of_parts(self, operation: Operation, numbers: Mapping[int, int]) -> int:
+        """Another program's operation, taken apart where its operands are."""
+        if isinstance(operation, Contract | Map):
+            terms = [(numbers[x], labels) for x, labels in operation.terms]
+            return self.again(operation, terms, operation.output)
+        if isinstance(operation, View):
+            value = numbers[operation.operand]
+            return self.part(value, operation.offset, operation.strides, operation.tile)
+        if isinstance(operation, Place):
+            pieces = [(numbers[x], offset, strides) for x, offset, strides in operation.pieces]
+            return self.whole(pieces, operation.tile)
+        return self.copy(operation, numbers)
 
     def _append(self, operation: Operation) -> int:
         key = _canonical(operation)

@@ -12,11 +12,15 @@ A weight of the whole element may be multiplied before or after, as leaves fewer
 serves all directions in which a field is derived, and what is multiplied with ``A^T`` is added up
 before. So ``g`` and what the einsum of ``G``, ``inv(J)`` and ``u`` would have been come to the same
 few products.
+
+An inverse is computed component by component, and so is the product of ``G`` with it. The product
+with a matrix that is an argument, or comes from nodes, is a contraction, and a sum of tables once
+the matrix is taken apart.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,6 +31,7 @@ from jaxmagma.programs.labels import canonical, letters
 from jaxmagma.programs.program import (
     Contract,
     ElementProgram,
+    Gather,
     Map,
     Operation,
 )
@@ -34,6 +39,10 @@ from jaxmagma.programs.program import (
 
 # How many more operations these may take, which are products of matrices with many elements.
 _AS_GOOD = 1.1
+# Functions of sums of tables that may be sums of tables.
+_OF_SUMS = ("add", "mul", "neg", "sub")
+# The rows and columns of a small matrix.
+_LARGEST_MATRIX = 4
 
 
 def distributed(program: ElementProgram) -> ElementProgram:
@@ -46,7 +55,12 @@ def distributed(program: ElementProgram) -> ElementProgram:
         return program
     if first.has_choices:
         found = _Distribution(program, first.uses_of_pairs()).program()
-    return found if _flops(found) <= _AS_GOOD * _flops(program) else program
+    return found if is_as_good(found, program) else program
+
+
+def is_as_good(program: ElementProgram, other: ElementProgram) -> bool:
+    """Whether a program with products of tables takes no more operations than another one."""
+    return _flops(program) <= _AS_GOOD * _flops(other)
 
 
 def _has_weights(program: ElementProgram, operation: Operation) -> bool:
@@ -70,6 +84,96 @@ def _operations(operation: Operation) -> int:
     if isinstance(operation, Contract) and len(operation.terms) > 1:
         return 2 * math.prod(operation.extents.values())
     return 0
+
+
+# ---- Matrices of an element ----------------------------------------------------------------------
+
+
+def with_matrices_apart(program: ElementProgram) -> ElementProgram:
+    """The program with small matrices taken apart that tables are multiplied by."""
+    matrices = _matrices(program)
+    if not matrices:
+        return program
+    builder = Builder(program.batch_rank, program.precision, summing=False)
+    whole = _inputs(program, builder)
+    apart = dict(whole)
+    for number, operation in enumerate(program.operations, start=len(program.inputs)):
+        if number in matrices:
+            value, axes = matrices[number]
+            apart[value] = builder.apart(apart[value], axes)
+        gathers = isinstance(operation, Gather)
+        whole[number] = builder.of_parts(operation, whole if gathers else apart)
+        apart[number] = whole[number]
+    outputs = [replace(x, value=builder.joined(whole[x.value])) for x in program.outputs]
+    found = builder.build(outputs).program
+    # Components that nobody needs may have been all that is needed of an argument.
+    return found if found.arguments == program.arguments else program
+
+
+def _inputs(program: ElementProgram, builder: Builder) -> dict[int, int]:
+    """The numbers that a program's inputs have in another one."""
+    return {
+        number: builder.input(x) if x.constant is None else builder.constant(x.constant.array)
+        for number, x in enumerate(program.inputs)
+    }
+
+
+def _matrices(program: ElementProgram) -> dict[int, tuple[int, list[int]]]:
+    """Products of tables and small matrices: of each the matrix, and its axes.
+
+    Only products that are used more than once, and not as they are: what is used once is planned
+    together with its use.
+    """
+    found: dict[int, tuple[int, list[int]]] = {}
+    sums: set[int] = set()  # of tables, which are as good as tables
+    for number, operation in enumerate(program.operations, start=len(program.inputs)):
+        if isinstance(operation, Contract):
+            matrix = _matrix(program, operation, sums)
+            if matrix is not None:
+                found[number] = matrix
+                sums.add(number)
+        elif isinstance(operation, Map):
+            of_sums = operation.function in _OF_SUMS and not sums.isdisjoint(operation.operands)
+            if of_sums or _has_weights(program, operation):
+                sums.add(number)
+    whole = {x.value for x in program.outputs}
+    uses: Counter[int] = Counter()
+    for number in reversed(range(len(program.inputs), len(program.tiles))):
+        operation = program.operations[number - len(program.inputs)]
+        if isinstance(operation, Contract) and len(operation.terms) > 1 and number not in found:
+            uses.update(operation.operands)
+            continue
+        for value in operation.operands:
+            uses[value] += min(2, uses[number])
+        other = isinstance(operation, Map) and operation.function not in _OF_SUMS
+        if number in whole or other:
+            whole.update(operation.operands)
+    return {x: y for x, y in found.items() if x not in whole and uses[x] > 1}
+
+
+def _matrix(
+    program: ElementProgram, operation: Contract, sums: Set[int]
+) -> tuple[int, list[int]] | None:
+    """The small matrix that a table is multiplied by, and its axes.
+
+    The table has two axes or more left that are no shorter than those summed over. So it is not
+    applied to values of nodes, which may be few, too.
+    """
+    if len(operation.terms) != 2:
+        return None
+    for (table, own), (value, labels) in (operation.terms, operation.terms[::-1]):
+        left = {x for x in own if x in operation.output}
+        axes = [n for n, x in enumerate(labels) if x not in left]
+        small = 1 < max((program.tiles[value][n] for n in axes), default=1) <= _LARGEST_MATRIX
+        summed = max((operation.extents[x] for x in own if x not in left), default=1)
+        long = sum(operation.extents[x] >= summed for x in left)
+        is_table = not program.batch[table] or table in sums
+        if is_table and program.batch[value] and small and long > 1:
+            return value, axes
+    return None
+
+
+# ---- Sums of tables and products with them -------------------------------------------------------
 
 
 # A value and its labels.
@@ -147,11 +251,7 @@ class _Distribution:
 
     def program(self) -> ElementProgram:
         builder = self.builder
-        for number, operand in enumerate(self.old.inputs):
-            constant = operand.constant
-            self.numbers[number] = (
-                builder.input(operand) if constant is None else builder.constant(constant.array)
-            )
+        self.numbers = _inputs(self.old, builder)
         for number, operation in enumerate(self.old.operations, start=len(self.old.inputs)):
             if isinstance(operation, Map):
                 self._of_map(number, operation)

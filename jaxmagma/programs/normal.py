@@ -23,7 +23,7 @@ import numpy as np
 from jaxmagma.programs.axes import Axis, JoinedAxes
 from jaxmagma.programs.builder import MOST_COMPONENTS, Builder
 from jaxmagma.programs.canonical import canonical_form
-from jaxmagma.programs.distribution import distributed
+from jaxmagma.programs.distribution import distributed, is_as_good, with_matrices_apart
 from jaxmagma.programs.memo import remembered
 from jaxmagma.programs.program import (
     Contract,
@@ -52,7 +52,13 @@ _MOST_APPLIED = 9
 def normal_form(program: ElementProgram) -> tuple[ElementProgram, tuple[int, ...]]:
     """The same function of the same arrays; and which arguments are left."""
     program, kept = without_tables(program)
-    rewritten, arguments = _rewritten(distributed(with_axes_split(program)))
+    program = with_axes_split(program)
+    rewritten, arguments = _rewritten(distributed(program))
+    apart = with_matrices_apart(program)
+    if apart is not program and (other := distributed(apart)) is not apart:
+        made, left = _rewritten(other)
+        if is_as_good(made, rewritten):
+            rewritten, arguments = made, left
     written, order = canonical_form(rewritten)
     return written, tuple(kept[arguments[n]] for n in order)
 
@@ -233,7 +239,7 @@ def _rewritten(program: ElementProgram) -> tuple[ElementProgram, tuple[int, ...]
             whole[number] = builder.contract(terms, operation.output, operation.extents)
             numbers[number] = _components(builder, whole[number], axes.components(number))
         else:
-            numbers[number] = _copied(builder, operation, numbers)
+            numbers[number] = builder.of_parts(operation, numbers)
     results = [
         whole[x.value] if x.value in whole else builder.joined(numbers[x.value])
         for x in program.outputs
@@ -304,16 +310,3 @@ def _components(builder: Builder, value: int, axes: Sequence[int]) -> int:
         return builder.stack(parts, axis)
 
     return stacked(0, axes)
-
-
-def _copied(
-    builder: Builder, operation: Contract | Map | View | Place, numbers: Mapping[int, int]
-) -> int:
-    if isinstance(operation, Contract | Map):
-        terms = [(numbers[x], labels) for x, labels in operation.terms]
-        return builder.again(operation, terms, operation.output)
-    if isinstance(operation, View):
-        value = numbers[operation.operand]
-        return builder.part(value, operation.offset, operation.strides, operation.tile)
-    pieces = [(numbers[x], offset, strides) for x, offset, strides in operation.pieces]
-    return builder.whole(pieces, operation.tile)
