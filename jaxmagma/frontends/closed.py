@@ -5,12 +5,12 @@ every point of every element, and its derivative as many again.  Where ``fuse`` 
 ``jnp.linalg`` takes what follows in its place: sums of products, whose derivatives are sums of
 products.  A determinant and an inverse of one matrix have the same minors, which are found once.
 
-**Rounding.**  A minor is found to two units in the last place, so the error of a determinant is
-that of changing the entries of one row by so much, and that of an inverse X of A at most a few
-units times ``cond(A) |X|``, as from LAPACK.  Products of two entries must be in the range of
-numbers, as a minor is one; those of three need not, where the result is none: to invert, the
-determinant is found with the first row scaled by a power of two.  Systems of fewer right sides than
-rows are left to elimination, whose residual is small whatever the matrix.
+**Rounding.**  A minor of three rows is found to two units in the last place, so the error of a
+determinant is that of changing the entries of one row by so much, and that of an inverse X of A at
+most a few units times ``cond(A) |X|``, as from LAPACK.  Products of two entries must be in the
+range of numbers, as a minor is one; those of three need not, where the result is none: to invert,
+the determinant is found with the first row scaled by a power of two.  Systems of fewer right sides
+than rows are left to elimination, whose residual is small whatever the matrix.
 """
 
 import contextlib
@@ -108,7 +108,7 @@ def _det(first: Sequence[jax.Array], adjugate: Entries) -> jax.Array:
     """Of the matrix with this first row: a change of that is none of its cofactors."""
     cofactors = [row[0] for row in adjugate]
     if len(first) == 2:
-        return difference_of_products(first[0], cofactors[0], first[1], -cofactors[1])
+        return _dot(first, cofactors)
     *others, last = zip(first, cofactors, strict=True)
     total = last[0] * last[1]
     for x, y in reversed(others):
