@@ -119,7 +119,8 @@ def programs_of_all(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     from jaxmagma.frontends import segments
 
     if "loops" not in request.fixturenames:
-        monkeypatch.setattr(segments, "are_loops", lambda *_: False)
+        for rule in ("are_loops", "are_loops_around_compared_products", "_converts_for_nothing"):
+            monkeypatch.setattr(segments, rule, lambda *_: False)
 
 
 @pytest.fixture

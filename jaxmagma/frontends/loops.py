@@ -6,17 +6,21 @@ values of a result that keep all others in registers. It is slower than a kernel
 components are put together or are taken apart again, and where it makes several loops: on a CPU
 around many short sums, on a GPU around any. For some functions a CPU calls a library, value by
 value (``benchmarks/results/loops-xeon.txt``). What is looked up in a table that all elements share,
-as a material, it finds at once, where a kernel selects among all there is.
+as a material, it finds at once, where a kernel selects among all there is. Steps of a loop that
+are arithmetic alone it does in less time than a kernel, even where each goes through memory
+(``benchmarks/results/spellings-epyc.txt``).
 """
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from jax.extend.core import JaxprEqn
 
 from jaxmagma.frontends.conditions import Kind
 from jaxmagma.frontends.lines import Line, Lines, Variable, inlined, variables
 from jaxmagma.jaxpr import POINTWISE, aval, inner_jaxpr, nested
+from jaxmagma.lowering.cpu import FUSED_VALUES_OF_XLA, LEAST_SIDE_OF_XLA
 from jaxmagma.programs.functions import VALUE_BY_VALUE
 
 
@@ -37,27 +41,49 @@ _JOINS = {"concatenate", "stack"}
 # on a GPU, which wait for each other.
 _LOOKUPS = {"gather", "dynamic_slice"}
 _UPDATES = {"scatter", "scatter-add", "scatter_add"}
-_SUMS = {"argmax", "argmin"}
-_SUMS |= {f"reduce_{x}" for x in ("and", "max", "min", "or", "prod", "sum")}
+_PLACES = {"argmax", "argmin"}
+_SUMS = _PLACES | {f"reduce_{x}" for x in ("and", "max", "min", "or", "prod", "sum")}
 
 
-def are_loops_and_products(equations: Iterable[JaxprEqn]) -> bool:
-    """Whether plain JAX has loops and products of matrices for each of some equations.
+def are_loops_and_products(lines: Iterable[Line]) -> bool:
+    """Whether plain JAX has loops and products of matrices for each of some lines on a CPU.
 
     Others, such as a sort, are often faster in the components that a program has.
     """
     known = _POINTWISE | _MOVES | _PARTS | _JOINS | _SUMS | {"dot_general"}
-    return all(
-        inner.primitive.name in known
-        for x in equations
-        for inner in ([x] if inner_jaxpr(x) is None else _inside(x))
-    )
+
+    def is_known(line: Line) -> bool:
+        equation = line.equation
+        if equation.primitive.name in _LOOKUPS:
+            return line.kinds[0] != Kind.MAPPED
+        steps = equation.primitive.name == "scan"
+        inside = [equation] if inner_jaxpr(equation) is None and not steps else _inside(equation)
+        return all(x.primitive.name in known for x in inside)
+
+    return all(map(is_known, lines))
 
 
 def are_loops(lines: Lines, platform: str) -> bool:
     """Whether XLA has such loops for a function of an element on a platform of JAX."""
     sums = _sums(lines, platform == "cpu", set(lines.parameters))
     return sums is not None and sums <= (MOST_SUMS if platform == "cpu" else 0)
+
+
+def are_loops_around_compared_products(lines: Lines, platform: str) -> bool:
+    """Whether they are such loops but for products of vectors with tables, which are compared.
+
+    A kernel makes what is compared component by component, and XLA has products for all elements.
+    """
+    products = [x for x in lines.lines if _is_product_with_table(x)]
+    made = lines.depending(y for x in products for y in x.results)
+    compared = (x for x in lines.lines if x.is_comparison or x.equation.primitive.name in _PLACES)
+    if platform != "cpu" or all(made.isdisjoint(variables(x.operands)) for x in compared):
+        return False
+    rest = [x for x in lines.lines if not _is_product_with_table(x)]
+    moved = set(lines.parameters)
+    sums = _sums(replace(lines, lines=rest), True, moved)
+    given = all(moved.issuperset(variables(x.operands)) for x in products)
+    return given and sums is not None and sums <= MOST_SUMS
 
 
 def _sums(lines: Lines, cpu: bool, moved: set[Variable]) -> int | None:
@@ -80,8 +106,9 @@ def _sums(lines: Lines, cpu: bool, moved: set[Variable]) -> int | None:
             sums += more
         elif cpu and name == "scan":
             # Each step is one of XLA's loops over all elements.
-            steps = _inside(line.equation)
-            if not all(x.primitive.name in pointwise | _MOVES | _PARTS for x in steps):
+            steps = list(_inside(line.equation))
+            known = pointwise | _MOVES | _PARTS | _JOINS
+            if not all(x.primitive.name in known and _is_of_few_pieces(x) for x in steps):
                 return None
         elif name in _MOVES or name in _PARTS:
             if operands <= moved:
@@ -89,7 +116,7 @@ def _sums(lines: Lines, cpu: bool, moved: set[Variable]) -> int | None:
             elif name in _PARTS:
                 return None
         elif name in _JOINS:
-            if len(line.operands) > MOST_PIECES:
+            if not _is_of_few_pieces(line.equation):
                 return None
         elif name in _SUMS:
             shape = aval(line.equation.invars[0]).shape
@@ -98,6 +125,12 @@ def _sums(lines: Lines, cpu: bool, moved: set[Variable]) -> int | None:
         elif name in (_LOOKUPS | _UPDATES if cpu else _LOOKUPS):
             if not _is_at_few_places(line):
                 return None
+            if cpu and name in _LOOKUPS:
+                moved.update(line.results)
+        elif cpu and name == "dot_general":
+            if not (operands <= moved and _is_fused_product(line)):
+                return None
+            sums += 1
         elif name not in pointwise:
             return None
     return sums
@@ -106,6 +139,35 @@ def _sums(lines: Lines, cpu: bool, moved: set[Variable]) -> int | None:
 def _inside(equation: JaxprEqn) -> Iterator[JaxprEqn]:
     """The operations inside of an equation, but for calls of others."""
     return (x for x in nested(equation) if inner_jaxpr(x) is None)
+
+
+def _is_of_few_pieces(equation: JaxprEqn) -> bool:
+    return equation.primitive.name not in _JOINS or len(equation.invars) <= MOST_PIECES
+
+
+def _is_fused_product(line: Line) -> bool:
+    """Whether it is a product with a vector, small enough for one of XLA's loops."""
+    shapes = [aval(x).shape for x in line.equation.invars]
+    return (
+        min(map(len, shapes)) == 1
+        and max(map(math.prod, shapes)) < FUSED_VALUES_OF_XLA
+        and all(x == Kind.MAPPED for x in line.kinds)
+    )
+
+
+def _is_product_with_table(line: Line) -> bool:
+    """Whether it is that of a vector with a matrix of all elements which is not small."""
+    if line.equation.primitive.name != "dot_general":
+        return False
+    tables = [
+        aval(x).shape
+        for x, kind in zip(line.equation.invars, line.kinds, strict=True)
+        if kind != Kind.MAPPED
+    ]
+    vectors = [len(aval(x).shape) for x in line.equation.invars].count(1)
+    return (
+        vectors == len(tables) == 1 and len(tables[0]) == 2 and min(tables[0]) >= LEAST_SIDE_OF_XLA
+    )
 
 
 def _is_at_few_places(line: Line) -> bool:

@@ -24,8 +24,13 @@ from jaxmagma.frontends.conditions import Kind
 from jaxmagma.frontends.derivatives import with_rules
 from jaxmagma.frontends.index import Gathered
 from jaxmagma.frontends.lines import Line, Lines, Variable, differentiated, inlined, variables
-from jaxmagma.frontends.loops import are_loops, are_loops_and_products
+from jaxmagma.frontends.loops import (
+    are_loops,
+    are_loops_and_products,
+    are_loops_around_compared_products,
+)
 from jaxmagma.jaxpr import (
+    RULES,
     Reader,
     Tile,
     Unsupported,
@@ -42,7 +47,7 @@ from jaxmagma.plans.plan import one_by_one, plan
 from jaxmagma.primitives import primitive
 from jaxmagma.programs import integers
 from jaxmagma.programs.builder import Builder
-from jaxmagma.programs.fallback import SYMBOLIC, PlainCall, is_symbolic, tell
+from jaxmagma.programs.fallback import SYMBOLIC, PlainCall, is_symbolic, plain_calls, tell
 from jaxmagma.programs.normal import normal_form
 from jaxmagma.programs.precisions import is_narrower
 from jaxmagma.programs.program import Input, Output
@@ -53,6 +58,9 @@ from jaxmagma.programs.spelling import spell
 _LIBRARIES = tuple(f"{x}/" for x in (Path(jax.__file__).parent, Path(__file__).parent.parent))
 
 Operand = Any  # an array, or Gathered
+
+# Elements, of which there may be any number.
+_MANY = 1 << 20
 
 
 # ---- Segments ------------------------------------------------------------------------------------
@@ -195,7 +203,7 @@ class _Segment:
         wanted = [numbers.get(id(x), -1) for x in arguments]
         # Of its operands as they are.
         same = all(x.is_as_it_is for x in inputs) and {*wanted} == {*range(len(self._operands))}
-        known = variables and are_loops_and_products(line.equation for line, _ in self._lines)
+        known = variables and are_loops_and_products(line for line, _ in self._lines)
         if same and known and not any(isinstance(x, Gathered) for x in self._operands):
             numbered = [x.value for x in results]
             where = list(map(numbered.index, values))
@@ -290,7 +298,58 @@ def run_function(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.A
     if arrays and are_loops(lines, platform):
         tell(PlainCall("XLA's loops for it are as fast as a kernel"))
         return list(jaxpr_as_fun(closed)(*_arrays(operands)))
+    if arrays and are_loops_around_compared_products(lines, platform):
+        tell(PlainCall("it compares products for all elements, and XLA's are as fast"))
+        return _with_programs_for_derivatives(closed, operands, kinds)
+    if platform == "cpu" and _converts_for_nothing(lines, operands):
+        tell(PlainCall("no part of it has a kernel that is faster, and integers are converted"))
+        return _with_programs_for_derivatives(closed, operands, kinds)
     return _run(lines, closed, operands)
+
+
+def _with_programs_for_derivatives(
+    closed: ClosedJaxpr, operands: Sequence[Operand], kinds: Sequence[Kind]
+) -> list[jax.Array]:
+    """The results of plain JAX; derivatives are of programs where these have some."""
+    if not any(jnp.issubdtype(x.dtype, np.inexact) for x in closed.out_avals):
+        return list(jaxpr_as_fun(closed)(*_arrays(operands)))
+    # What is traced around the function is an operand, too: a rule may hold none of it.
+    traced = [n for n, x in enumerate(closed.consts) if isinstance(x, jax.core.Tracer)]
+    given = [closed.consts[n] for n in traced]
+    known = {n: x for n, x in enumerate(closed.consts) if n not in traced}
+    jaxpr = closed.jaxpr
+
+    def plain(*operands: Any) -> list[jax.Array]:
+        values = _arrays(operands)
+        consts = known | dict(zip(traced, values, strict=False))
+        own = ClosedJaxpr(jaxpr, [consts[n] for n in range(len(consts))])
+        return list(jaxpr_as_fun(own)(*values[len(traced) :]))
+
+    kinds = [*(Kind.UNSURE for _ in traced), *kinds]
+    return with_rules(plain, plain, [*given, *operands], kinds, evaluate)
+
+
+def _converts_for_nothing(lines: Lines, operands: Sequence[Operand]) -> bool:
+    """Whether integers go into programs or out of them none of which would have a kernel.
+
+    What is between them is as XLA has it, so that all of it is.
+    """
+
+    read = (x for x in lines.lines if not _is_known(x) and x.equation.primitive.name in RULES)
+    values = [y for x in lines.lines for y in [*x.operands, *x.results]]
+    if (
+        not any(x.kind != Kind.KNOWN and _is_of_integers(x) for x in variables(values))
+        or _dtype(lines) is None
+        or any(isinstance(x, Gathered) or is_extended(x.dtype) for x in operands)
+        or any(map(is_symbolic, _shapes(lines)))
+        or any(x.equation.effects for x in lines.lines)
+        or not are_loops_and_products(read)
+    ):
+        return False
+    structs = [jax.ShapeDtypeStruct((_MANY, *x.shape), x.dtype) for x in operands]
+    with plain_calls():
+        closed = jax.make_jaxpr(jax.vmap(lambda *xs: evaluate(lines, xs)))(*structs)
+    return not primitive.has_kernels(closed.jaxpr, "cpu")
 
 
 def run(closed: ClosedJaxpr, operands: Sequence[Operand], kinds: Sequence[Kind]) -> list[jax.Array]:
@@ -404,6 +463,14 @@ def evaluate(lines: Lines, operands: Sequence[Operand], single: bool = False) ->
         _typed(array, x.aval) if isinstance(x, Variable) else jnp.asarray(array)
         for x, array in zip(lines.results, arrays, strict=True)
     ]
+
+
+def _is_known(line: Line) -> bool:
+    return all(x.kind == Kind.KNOWN for x in line.results)
+
+
+def _is_of_integers(x: Variable) -> bool:
+    return integers.is_integer(x.aval.dtype)
 
 
 # ---- What is no operation of a program -----------------------------------------------------------

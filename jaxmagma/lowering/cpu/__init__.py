@@ -88,7 +88,7 @@ _MOST_DIRECT_ELEMENTS = 64
 # Measured on two AVX-512 cores under jit: less work than this is faster inside XLA's fused loops,
 # and XLA's own product is faster if it is one for all elements and both its sides are this long.
 _LEAST_OPERATIONS = 1000
-_LEAST_SIDE_OF_XLA = 4
+LEAST_SIDE_OF_XLA = 4
 # Without matrix products, a kernel is faster from so many operations for each value that is read or
 # written: eigenvalues of a matrix are (2 to 3 times), a determinant or a norm is not.
 _LEAST_FLOPS_PER_VALUE = 4
@@ -96,7 +96,7 @@ _LEAST_FLOPS_PER_VALUE = 4
 _MOST_PIECES_OF_XLA = 8
 # XLA fuses a product of two matrices per element into one loop if both have fewer values than this,
 # and is 1.3 to 3 times as fast; from there on it calls a routine per element, and is slower.
-_FUSED_VALUES_OF_XLA = 16
+FUSED_VALUES_OF_XLA = 16
 
 
 @dataclass(frozen=True)
@@ -310,7 +310,7 @@ def _is_fused(plan: Plan, step: Product) -> bool:
     """Whether XLA makes one loop of a product of two small matrices of each element."""
     tiles = [plan.tiles[x] for x in step.operands]
     return plan.program.dtype.name in ("float32", "float64") and all(
-        tile.batched and tile.size < _FUSED_VALUES_OF_XLA for tile in tiles
+        tile.batched and tile.size < FUSED_VALUES_OF_XLA for tile in tiles
     )
 
 
@@ -330,5 +330,5 @@ def _is_one_for_all_elements(plan: Plan, step: Product, rows: int) -> bool:
         not plan.tiles[step.left].batched
         and set(inner) == set(step.contracted)
         and step.output_labels == outer + step.rows
-        and min(sides) >= _LEAST_SIDE_OF_XLA
+        and min(sides) >= LEAST_SIDE_OF_XLA
     )
