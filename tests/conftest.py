@@ -119,7 +119,7 @@ def programs_of_all(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     from jaxmagma.frontends import segments
 
     if "loops" not in request.fixturenames:
-        for rule in ("are_loops", "are_loops_around_compared_products", "_converts_for_nothing"):
+        for rule in ("are_loops", "are_loops_around_compared_products"):
             monkeypatch.setattr(segments, rule, lambda *_: False)
 
 

@@ -309,7 +309,7 @@ def test_products_of_float32_are_exact_to_its_digits(emulated: Path) -> None:
 
 def test_what_is_not_finite_or_huge_in_float32(emulated: Path) -> None:
     """Goes through a table as in float32 itself, whatever the bits of NaN are."""
-    largest = np.finfo(np.float32).max
+    largest = float(np.finfo(np.float32).max)
     u = np.random.default_rng(8).uniform(-1, 1, (8, 9)).astype(np.float32)
     u[np.arange(7), np.arange(7)] = [np.inf, -np.inf, np.nan, largest, -largest, 1e-42, 0]
     u[7, [2, 5]] = np.inf, -np.inf

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import jaxmagma as jm
+from jaxmagma.faces.explain import applications
 from jaxmagma.lowering.cuda.plans.locality import in_pieces, planned
 from jaxmagma.plans import factoring
 from jaxmagma.plans.order import Middle
-from jaxmagma.primitives.primitive import applications
 from jaxmagma.programs.program import ElementProgram
 from tests.cuda_programs import chain, contraction, gradient, interpolation, mass
 

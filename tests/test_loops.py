@@ -11,10 +11,10 @@ import pytest
 
 import jaxmagma as jm
 from benchmarks import users
+from jaxmagma.faces.explain import applications
 from jaxmagma.frontends.conditions import Kind
 from jaxmagma.frontends.lines import inlined
 from jaxmagma.frontends.loops import are_loops
-from jaxmagma.primitives.primitive import applications
 
 
 pytestmark = pytest.mark.usefixtures("loops")
@@ -146,16 +146,7 @@ DECLINED: dict[str, Callable[..., Any]] = {
     "one of each": lambda x: jax.nn.one_hot(jnp.argmax(W @ x), 8),
     "the largest": lambda x: jnp.where(W @ x == jnp.max(W @ x), x, 0.0),
     "signs": lambda x: jnp.where((W @ x) * (W @ x)[::-1] > 0.0, W @ x, 0.0),
-    "interpolation": lambda x: jnp.interp(x[0], np.linspace(0.6, 1.4, 8), W[1]) * x,
-    "two places": lambda x: bilinear(W, 3.0 * x[:2]) * x,
 }
-
-
-def bilinear(table: Any, x: Any) -> Any:
-    table, at = jnp.asarray(table), jnp.floor(x).astype(int)
-    (i, j), (f, g) = at % 7, x - jnp.floor(x)
-    lower = table[i, j] * (1.0 - g) + table[i, j + 1] * g
-    return lower * (1.0 - f) + (table[i + 1, j] * (1.0 - g) + table[i + 1, j + 1] * g) * f
 
 
 @pytest.mark.parametrize("name", DECLINED)

@@ -22,6 +22,7 @@ import jaxmagma as jm
 from benchmarks import cases, fused
 from jaxmagma import choices, lowering
 from jaxmagma.choices import Choice
+from jaxmagma.faces.explain import applications
 from jaxmagma.frontends.einsum import FusedCall, capture
 from jaxmagma.lowering import cpu, cuda, division
 from jaxmagma.lowering.cuda import kernels, model
@@ -30,7 +31,6 @@ from jaxmagma.lowering.division import divide
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.lowering.parts import ARGUMENT, Division, Whole, by_sums
 from jaxmagma.plans.plan import alternatives, plan
-from jaxmagma.primitives.primitive import applications
 from jaxmagma.programs import reference
 from jaxmagma.programs.builder import Builder
 from jaxmagma.programs.fallback import plain_calls

@@ -15,13 +15,15 @@ import numpy as np
 from jaxmagma.choices import MODEL, Choice
 from jaxmagma.faces.roofline import roofline
 from jaxmagma.frontends.einsum import einsum
+from jaxmagma.jaxpr import nested
 from jaxmagma.lowering import lower, planned, plans
 from jaxmagma.lowering.division import divide
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.lowering.parts import Division, Source
 from jaxmagma.plans.plan import Plan, Pointwise, Product, Rearrange, plan
-from jaxmagma.primitives.primitive import applications
+from jaxmagma.primitives.primitive import program_p
 from jaxmagma.programs.fallback import plain_calls
+from jaxmagma.programs.normal import normal_form
 from jaxmagma.programs.program import ElementProgram, View
 
 
@@ -210,6 +212,15 @@ def _explain_function(
     ]
     found += [Explanation(device.platform, call.reason) for call in plain]
     return tuple(found)
+
+
+def applications(jaxpr: Any) -> Iterator[tuple[ElementProgram, list[tuple[int, ...]]]]:
+    """Every program that is applied, in nested jaxprs too, and the shapes of its arguments."""
+    for equation in nested(jaxpr):
+        if equation.primitive is program_p:
+            program, kept = normal_form(equation.params["program"])
+            avals: list[Any] = [x.aval for x in equation.invars]
+            yield program, [avals[n].shape for n in kept]
 
 
 def _explain_program(program: ElementProgram, shapes: Any, device: jax.Device) -> Explanation:

@@ -30,7 +30,6 @@ from jaxmagma.frontends.loops import (
     are_loops_around_compared_products,
 )
 from jaxmagma.jaxpr import (
-    RULES,
     Reader,
     Tile,
     Unsupported,
@@ -47,7 +46,7 @@ from jaxmagma.plans.plan import one_by_one, plan
 from jaxmagma.primitives import primitive
 from jaxmagma.programs import integers
 from jaxmagma.programs.builder import Builder
-from jaxmagma.programs.fallback import SYMBOLIC, PlainCall, is_symbolic, plain_calls, tell
+from jaxmagma.programs.fallback import SYMBOLIC, PlainCall, is_symbolic, tell
 from jaxmagma.programs.normal import normal_form
 from jaxmagma.programs.precisions import is_narrower
 from jaxmagma.programs.program import Input, Output
@@ -58,9 +57,6 @@ from jaxmagma.programs.spelling import spell
 _LIBRARIES = tuple(f"{x}/" for x in (Path(jax.__file__).parent, Path(__file__).parent.parent))
 
 Operand = Any  # an array, or Gathered
-
-# Elements, of which there may be any number.
-_MANY = 1 << 20
 
 
 # ---- Segments ------------------------------------------------------------------------------------
@@ -301,9 +297,6 @@ def run_function(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.A
     if arrays and are_loops_around_compared_products(lines, platform):
         tell(PlainCall("it compares products for all elements, and XLA's are as fast"))
         return _with_programs_for_derivatives(closed, operands, kinds)
-    if platform == "cpu" and _converts_for_nothing(lines, operands):
-        tell(PlainCall("no part of it has a kernel that is faster, and integers are converted"))
-        return _with_programs_for_derivatives(closed, operands, kinds)
     return _run(lines, closed, operands)
 
 
@@ -327,29 +320,6 @@ def _with_programs_for_derivatives(
 
     kinds = [*(Kind.UNSURE for _ in traced), *kinds]
     return with_rules(plain, plain, [*given, *operands], kinds, evaluate)
-
-
-def _converts_for_nothing(lines: Lines, operands: Sequence[Operand]) -> bool:
-    """Whether integers go into programs or out of them none of which would have a kernel.
-
-    What is between them is as XLA has it, so that all of it is.
-    """
-
-    read = (x for x in lines.lines if not _is_known(x) and x.equation.primitive.name in RULES)
-    values = [y for x in lines.lines for y in [*x.operands, *x.results]]
-    if (
-        not any(x.kind != Kind.KNOWN and _is_of_integers(x) for x in variables(values))
-        or _dtype(lines) is None
-        or any(isinstance(x, Gathered) or is_extended(x.dtype) for x in operands)
-        or any(map(is_symbolic, _shapes(lines)))
-        or any(x.equation.effects for x in lines.lines)
-        or not are_loops_and_products(read)
-    ):
-        return False
-    structs = [jax.ShapeDtypeStruct((_MANY, *x.shape), x.dtype) for x in operands]
-    with plain_calls():
-        closed = jax.make_jaxpr(jax.vmap(lambda *xs: evaluate(lines, xs)))(*structs)
-    return not primitive.has_kernels(closed.jaxpr, "cpu")
 
 
 def run(closed: ClosedJaxpr, operands: Sequence[Operand], kinds: Sequence[Kind]) -> list[jax.Array]:
@@ -463,14 +433,6 @@ def evaluate(lines: Lines, operands: Sequence[Operand], single: bool = False) ->
         _typed(array, x.aval) if isinstance(x, Variable) else jnp.asarray(array)
         for x, array in zip(lines.results, arrays, strict=True)
     ]
-
-
-def _is_known(line: Line) -> bool:
-    return all(x.kind == Kind.KNOWN for x in line.results)
-
-
-def _is_of_integers(x: Variable) -> bool:
-    return integers.is_integer(x.aval.dtype)
 
 
 # ---- What is no operation of a program -----------------------------------------------------------

@@ -10,7 +10,7 @@ batches it.  ``assemble_p`` stands for a few programs that have one transpose to
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +20,6 @@ from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir, xla
 
 from jaxmagma import internals
-from jaxmagma.jaxpr import nested
 from jaxmagma.lowering import lower
 from jaxmagma.lowering.division import divide
 from jaxmagma.lowering.kernel import Declined, Kernel
@@ -445,25 +444,3 @@ mlir.register_lowering(program_p, _plain)
 mlir.register_lowering(kernel_p, _plain)
 internals.lowers_with_devices(program_p)
 internals.checks_as(program_p, lambda program: functools.partial(reference.evaluate, program))
-
-
-# ---- The programs of a function ------------------------------------------------------------------
-
-
-def applications(jaxpr: Any) -> Iterator[tuple[ElementProgram, list[tuple[int, ...]]]]:
-    """Every program that is applied, in nested jaxprs too, and the shapes of its arguments."""
-    for equation in nested(jaxpr):
-        if equation.primitive is program_p:
-            program, kept = normal_form(equation.params["program"])
-            avals: list[Any] = [x.aval for x in equation.invars]
-            yield program, [avals[n].shape for n in kept]
-
-
-def has_kernels(jaxpr: Any, platform: str) -> bool:
-    """Whether kernels run some of the programs that are applied, or parts of them."""
-    for program, shapes in applications(jaxpr):
-        extents = program.batch_extents(shapes)
-        kernel = lower(program, extents, platform)
-        if isinstance(kernel, Kernel) or divide(program, extents, platform) is not None:
-            return True
-    return False

@@ -17,11 +17,10 @@ from jax.interpreters import partial_eval
 
 from jaxmagma import choices
 from jaxmagma.choices import MODEL, Choice
-from jaxmagma.faces.explain import NOTHING, as_function
+from jaxmagma.faces.explain import NOTHING, applications, as_function
 from jaxmagma.lowering.backends import BACKENDS
 from jaxmagma.lowering.division import divide
 from jaxmagma.plans.plan import plan
-from jaxmagma.primitives.primitive import applications
 from jaxmagma.programs.fallback import plain_calls
 from jaxmagma.programs.program import ElementProgram
 from jaxmagma.tune.device import Device, platform_of
