@@ -8,9 +8,9 @@
 // slots.
 #pragma once
 
-#include "halves.cuh"
 #include "map.cuh"
 #include "quad.cuh"
+#include "tf32.cuh"
 
 namespace jaxmagma {
 
@@ -36,7 +36,7 @@ __device__ __forceinline__ void repeat(int thread, T* to, const T* from) {
   for (int n = thread; n < SIZE; n += THREADS) to[n] = from[n];
 }
 
-// A square, with its values in the places above. Tensor cores take those of float32 by halves.
+// A square, with its values in the places above. Tensor cores take those of float32 in two parts.
 template <class T>
 struct Square;
 template <>
@@ -51,8 +51,8 @@ __device__ __forceinline__ void put(Square<double>& square, int at, double x) {
   square.value[at] = x;
 }
 __device__ __forceinline__ void put(Square<float>& square, int at, float x) {
-  square.high[at] = high_half(x);
-  square.low[at] = low_factor(x);
+  square.high[at] = high_part(x);
+  square.low[at] = low_part_of_table(x);
 }
 
 // Puts from[i * row + j * column] into squares, and zero beyond the end.

@@ -258,7 +258,7 @@ WITH_TABLES_OF_FLOAT32 = [
 
 @pytest.mark.parametrize("name", WITH_TABLES_OF_FLOAT32)
 def test_values_of_float32(name: str, emulated: Path) -> None:
-    """Tables of float32, and elements that tensor cores multiply by halves."""
+    """Tables of float32, and elements that tensor cores multiply in two parts."""
     program = program_of(CASES[name], "float32")
     assert program.dtype == np.float32
     for elements in (1, 45):

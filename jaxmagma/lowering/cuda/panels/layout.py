@@ -14,7 +14,7 @@ from jaxmagma.lowering.cuda.panels.fields import Fields, Load, Multiply, Table
 from jaxmagma.plans.plan import Plan
 
 
-# Values of float64, or both halves of those of float32.
+# Values of float64, or both parts of those of float32.
 SQUARE_BYTES = 512
 # Of an operand that lanes read value by value: larger ones they read from memory.
 _MOST_VALUES = 1024

@@ -1,6 +1,6 @@
 // Products of float32 by tensor cores, which multiply values of tf32. These have eleven digits of
-// the 24 that float32 has: a value of one is a sum of two of the other (S. Markidis et al., "NVIDIA
-// Tensor Core Programmability, Performance & Precision", IPDPSW 2018).
+// the 24 that float32 has: a value of the latter is split in a high and a low part (S. Markidis et
+// al., "NVIDIA Tensor Core Programmability, Performance & Precision", IPDPSW 2018).
 #pragma once
 
 #include "pack.cuh"
@@ -8,20 +8,20 @@
 namespace jaxmagma {
 
 // Tensor cores do not look at the lowest 13 bits; to add this is to round.
-constexpr int kLowBits = (1 << 13) - 1, kHalfOfThem = 1 << 12;
+constexpr int kLowBits = (1 << 13) - 1, kHalfOfLowBits = 1 << 12;
 
-__device__ __forceinline__ float high_half(float x) {
+__device__ __forceinline__ float high_part(float x) {
   return __int_as_float(__float_as_int(x) & ~kLowBits);
 }
-__device__ __forceinline__ float rounded_to_half(float x) {
-  return __int_as_float(__float_as_int(x) + kHalfOfThem);
+__device__ __forceinline__ float rounded_part(float x) {
+  return __int_as_float(__float_as_int(x) + kHalfOfLowBits);
 }
 
-// What a product with x is with its high half, and in addition with this. It has the sign of x, and
-// is not zero if x is not: infinity times it is what infinity times x is.
-__device__ __forceinline__ float low_factor(float x) {
-  const float low = x - high_half(x);
-  return low == 0 ? 0x1p-60f * x : rounded_to_half(low);
+// The low part of a value of a table. It has the sign of the value, and is not zero if that is not:
+// infinity times each part is what infinity times the value is.
+__device__ __forceinline__ float low_part_of_table(float x) {
+  const float low = x - high_part(x);
+  return low == 0 ? 0x1p-60f * x : rounded_part(low);
 }
 
 // c += a b for two times eight fibres, of which a lane has value number `lane` of its own; b is a
@@ -52,11 +52,11 @@ __device__ __forceinline__ void multiply_add(float (&c)[2][2], const float (&a)[
 #endif
 }
 
-// The same of float32, for W times eight fibres. Of its four products of halves that of the low
-// ones is too little to count; what it is on average is added by rounding. Infinity has no low
-// half, and as little as any value has in place of NaN. Tensor cores round sums towards zero, so
-// they begin with none (H. Ootomo and R. Yokota, "Recovering single precision accuracy from Tensor
-// Cores while surpassing the FP32 theoretical peak performance", IJHPCA 2022).
+// The same of float32, for W times eight fibres. The product of the low parts is too little to
+// count; what it is on average is added by rounding. Infinity has no low part, and as little as any
+// value has in place of NaN. Tensor cores round sums towards zero, so they begin with none (H.
+// Ootomo and R. Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing
+// the FP32 theoretical peak performance", IJHPCA 2022).
 template <int W, int SLOTS>
 __device__ __forceinline__ void multiply_add(Pack<float, W> (&c)[2],
                                              const Pack<float, W> (&a)[SLOTS],
@@ -69,8 +69,8 @@ __device__ __forceinline__ void multiply_add(Pack<float, W> (&c)[2],
     for (int one = 0; one < 2 && w + one < W; ++one) {
       unrolled<SLOTS>([&](int slot) {
         const float x = high[slot][one] = a[slot].value[w + one];
-        rounded[slot][one] = rounded_to_half(x);
-        low[slot][one] = ::fminf(x - high_half(x), 0x1p117f);
+        rounded[slot][one] = rounded_part(x);
+        low[slot][one] = ::fminf(x - high_part(x), 0x1p117f);
       });
     }
     multiply_add(sum, rounded, b_low);
