@@ -109,37 +109,41 @@ struct Tile {
 
 // c += a b of W times eight fibres, by what a lane has of a square: of all its columns, or with one
 // slot, of the first four.
-template <int W, int SLOTS>
-__device__ __forceinline__ void multiply_add(Pack<double, W> (&c)[2],
-                                             const Pack<double, W> (&a)[SLOTS],
+template <int SLOTS, int W>
+__device__ __forceinline__ void multiply_add(Pack<double, W> (&c)[2], const Pack<double, W> (&a)[2],
                                              const Square<double>& b, const int (&place)[2]) {
   unrolled<SLOTS>([&](int slot) { multiply_add(c, a[slot], b.value[place[slot]]); });
 }
-template <int W, int SLOTS>
-__device__ __forceinline__ void multiply_add(Pack<float, W> (&c)[2],
-                                             const Pack<float, W> (&a)[SLOTS],
+template <int SLOTS, int W>
+__device__ __forceinline__ void multiply_add(Pack<float, W> (&c)[2], const Pack<float, W> (&a)[2],
                                              const Square<float>& b, const int (&place)[2]) {
-  float high[SLOTS], low[SLOTS];
+  PartsOfTable<SLOTS> parts;
   unrolled<SLOTS>([&](int slot) {
-    high[slot] = b.high[place[slot]];
-    low[slot] = b.low[place[slot]];
+    parts.high[slot] = b.high[place[slot]];
+    parts.low[slot] = b.low[place[slot]];
   });
-  multiply_add(c, a, high, low);
+  multiply_add(c, a, parts);
 }
 
-// The same for several fields, of W elements each.
+// The same for several fields, of W elements each, in pairs of one or of two fields.
 template <int SLOTS, class T, int W, int F>
 __device__ __forceinline__ void multiply_add(Tile<T, W>* const (&c)[F], const Tile<T, W> (&a)[F],
                                              const Square<T>& b, const int (&place)[2]) {
-  Pack<T, F * W> sum[2], factor[SLOTS];
-  unrolled<F * W>([&](int n) {
-    unrolled<2>([&](int slot) { sum[slot].value[n] = (*c[n / W])[slot].value[n % W]; });
-    unrolled<SLOTS>([&](int slot) { factor[slot].value[n] = a[n / W][slot].value[n % W]; });
-  });
-  multiply_add(sum, factor, b, place);
-  unrolled<F * W>([&](int n) {
-    unrolled<2>([&](int slot) { (*c[n / W])[slot].value[n % W] = sum[slot].value[n]; });
-  });
+  if constexpr (W % 2 == 0) {
+    unrolled<F>([&](int f) { multiply_add<SLOTS>(c[f]->value, a[f].value, b, place); });
+  } else {
+    Pack<T, F * W> sum[2], factor[2];
+    unrolled<F * W>([&](int n) {
+      unrolled<2>([&](int slot) {
+        sum[slot].value[n] = (*c[n / W])[slot].value[n % W];
+        factor[slot].value[n] = a[n / W][slot].value[n % W];
+      });
+    });
+    multiply_add<SLOTS>(sum, factor, b, place);
+    unrolled<F * W>([&](int n) {
+      unrolled<2>([&](int slot) { (*c[n / W])[slot].value[n % W] = sum[slot].value[n]; });
+    });
+  }
 }
 
 // A field of N positions, whole: T for each of those that a lane has.
@@ -182,12 +186,11 @@ __device__ __forceinline__ Pack<T, W> padded(const Quad<W>& quad, int slot, cons
 template <int COUNT, class T, int W, class X>
 __device__ __forceinline__ Tile<T, W> tile(const Quad<W>& quad, const X& x, int first = 0) {
   Tile<T, W> y;
-#pragma unroll
-  for (int slot = 0; slot < 2; ++slot) {
+  unrolled<2>([&](int slot) {
     if (first + slot < (COUNT + 3) / 4) {
       y[slot] = padded<COUNT, T>(quad, first + slot, x[first + slot]);
     }
-  }
+  });
   return y;
 }
 

@@ -24,63 +24,92 @@ __device__ __forceinline__ float low_part_of_table(float x) {
   return low == 0 ? 0x1p-60f * x : rounded_part(low);
 }
 
-// c += a b for two times eight fibres, of which a lane has value number `lane` of its own; b is a
-// piece of a matrix for four of its columns and eight of its rows.
-__device__ __forceinline__ void multiply_add(float (&c)[2][2], const float (&a)[1][2],
-                                             const float (&b)[1]) {
-#ifdef __CUDACC__
-  asm("mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32 "
-      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-      : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[1][0]), "+f"(c[1][1])
-      : "r"(__float_as_int(a[0][0])), "r"(__float_as_int(a[0][1])), "r"(__float_as_int(b[0])));
-#else
-  for (int w = 0; w < 2; ++w) emulator::MultiplyAdd(c[w], a[0][w], b[0]);
-#endif
-}
+// What a lane has of a product for two times eight fibres: parts of values number `lane` of its own
+// and, of eight columns, 4 + `lane`; and of a piece of a matrix of four or eight columns, eight
+// rows.
+template <int SLOTS>
+struct Parts {
+  float high[SLOTS][2], low[SLOTS][2], rounded[SLOTS][2];
+};
+template <int SLOTS>
+struct PartsOfTable {
+  float high[SLOTS], low[SLOTS];
+};
 
-// The same for eight columns, and values number `lane` and 4 + `lane`.
-__device__ __forceinline__ void multiply_add(float (&c)[2][2], const float (&a)[2][2],
-                                             const float (&b)[2]) {
+// high b.high + low b.high + rounded b.low. The product of the low parts is too little to count;
+// what it is on average is added by rounding. Tensor cores round sums towards zero, so they begin
+// with none (H. Ootomo and R. Yokota, "Recovering single precision accuracy from Tensor Cores while
+// surpassing the FP32 theoretical peak performance", IJHPCA 2022). It is one statement because a
+// compiler takes its time for each.
 #ifdef __CUDACC__
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[1][0]), "+f"(c[1][1])
-      : "r"(__float_as_int(a[0][0])), "r"(__float_as_int(a[0][1])), "r"(__float_as_int(a[1][0])),
-        "r"(__float_as_int(a[1][1])), "r"(__float_as_int(b[0])), "r"(__float_as_int(b[1])));
-#else
-  for (int n = 0; n < 4; ++n) emulator::MultiplyAdd(c[n % 2], a[n / 2][n % 2], b[n / 2]);
-#endif
+__device__
+__forceinline__ void multiply(float (&sum)[2][2], const Parts<1>& a, const PartsOfTable<1>& b) {
+#define JAXMAGMA_MMA "mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, "
+  asm(JAXMAGMA_MMA "{%4, %5}, {%11}, {%12, %12, %12, %12};\n" JAXMAGMA_MMA
+                   "{%6, %7}, {%10}, {%0, %1, %2, %3};\n" JAXMAGMA_MMA
+                   "{%8, %9}, {%10}, {%0, %1, %2, %3};"
+      : "=&f"(sum[0][0]), "=&f"(sum[0][1]), "=&f"(sum[1][0]), "=&f"(sum[1][1])
+      : "r"(__float_as_int(a.rounded[0][0])), "r"(__float_as_int(a.rounded[0][1])),
+        "r"(__float_as_int(a.low[0][0])), "r"(__float_as_int(a.low[0][1])),
+        "r"(__float_as_int(a.high[0][0])), "r"(__float_as_int(a.high[0][1])),
+        "r"(__float_as_int(b.high[0])), "r"(__float_as_int(b.low[0])), "f"(0.0f));
+#undef JAXMAGMA_MMA
 }
-
-// The same of float32, for W times eight fibres. The product of the low parts is too little to
-// count; what it is on average is added by rounding. Infinity has no low part, and as little as any
-// value has in place of NaN. Tensor cores round sums towards zero, so they begin with none (H.
-// Ootomo and R. Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing
-// the FP32 theoretical peak performance", IJHPCA 2022).
-template <int W, int SLOTS>
-__device__ __forceinline__ void multiply_add(Pack<float, W> (&c)[2],
-                                             const Pack<float, W> (&a)[SLOTS],
-                                             const float (&b_high)[SLOTS],
-                                             const float (&b_low)[SLOTS]) {
-#pragma unroll
-  for (int w = 0; w < W; w += 2) {
-    float sum[2][2] = {}, high[SLOTS][2] = {}, rounded[SLOTS][2] = {}, low[SLOTS][2] = {};
-#pragma unroll
-    for (int one = 0; one < 2 && w + one < W; ++one) {
-      unrolled<SLOTS>([&](int slot) {
-        const float x = high[slot][one] = a[slot].value[w + one];
-        rounded[slot][one] = rounded_part(x);
-        low[slot][one] = ::fminf(x - high_part(x), 0x1p117f);
-      });
-    }
-    multiply_add(sum, rounded, b_low);
-    multiply_add(sum, low, b_high);
-    multiply_add(sum, high, b_high);
-#pragma unroll
-    for (int one = 0; one < 2 && w + one < W; ++one) {
-      unrolled<2>([&](int i) { c[i].value[w + one] += sum[one][i]; });
+__device__ __forceinline__ void multiply(float (&sum)[2][2], const Parts<2>& a,
+                                         const PartsOfTable<2>& b) {
+#define JAXMAGMA_MMA "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, "
+  asm(JAXMAGMA_MMA "{%4, %5, %6, %7}, {%18, %19}, {%20, %20, %20, %20};\n" JAXMAGMA_MMA
+                   "{%8, %9, %10, %11}, {%16, %17}, {%0, %1, %2, %3};\n" JAXMAGMA_MMA
+                   "{%12, %13, %14, %15}, {%16, %17}, {%0, %1, %2, %3};"
+      : "=&f"(sum[0][0]), "=&f"(sum[0][1]), "=&f"(sum[1][0]), "=&f"(sum[1][1])
+      : "r"(__float_as_int(a.rounded[0][0])), "r"(__float_as_int(a.rounded[0][1])),
+        "r"(__float_as_int(a.rounded[1][0])), "r"(__float_as_int(a.rounded[1][1])),
+        "r"(__float_as_int(a.low[0][0])), "r"(__float_as_int(a.low[0][1])),
+        "r"(__float_as_int(a.low[1][0])), "r"(__float_as_int(a.low[1][1])),
+        "r"(__float_as_int(a.high[0][0])), "r"(__float_as_int(a.high[0][1])),
+        "r"(__float_as_int(a.high[1][0])), "r"(__float_as_int(a.high[1][1])),
+        "r"(__float_as_int(b.high[0])), "r"(__float_as_int(b.high[1])),
+        "r"(__float_as_int(b.low[0])), "r"(__float_as_int(b.low[1])), "f"(0.0f));
+#undef JAXMAGMA_MMA
+}
+#else
+template <int SLOTS>
+void multiply(float (&sum)[2][2], const Parts<SLOTS>& a, const PartsOfTable<SLOTS>& b) {
+  for (int w = 0; w < 2; ++w) {
+    sum[w][0] = sum[w][1] = 0;
+    for (int slot = 0; slot < SLOTS; ++slot) {
+      emulator::MultiplyAdd(sum[w], a.rounded[slot][w], b.low[slot]);
+      emulator::MultiplyAdd(sum[w], a.low[slot][w], b.high[slot]);
+      emulator::MultiplyAdd(sum[w], a.high[slot][w], b.high[slot]);
     }
   }
+}
+#endif
+
+// c += a b, for W times eight fibres. Infinity has no low part, and as little as any value has in
+// place of NaN.
+template <int W, int SLOTS>
+__device__ __forceinline__ void multiply_add(Pack<float, W> (&c)[2], const Pack<float, W> (&a)[2],
+                                             const PartsOfTable<SLOTS>& b) {
+  unrolled<(W + 1) / 2>([&](int pair) {
+    Parts<SLOTS> parts{};
+    unrolled<2>([&](int one) {
+      const int w = 2 * pair + one;
+      if (w == W) return;
+      unrolled<SLOTS>([&](int slot) {
+        const float x = parts.high[slot][one] = a[slot].value[w];
+        parts.rounded[slot][one] = rounded_part(x);
+        parts.low[slot][one] = ::fminf(x - high_part(x), 0x1p117f);
+      });
+    });
+    float sum[2][2];
+    multiply(sum, parts, b);
+    unrolled<2>([&](int one) {
+      const int w = 2 * pair + one;
+      if (w == W) return;
+      unrolled<2>([&](int i) { c[i].value[w] += sum[one][i]; });
+    });
+  });
 }
 
 }  // namespace jaxmagma
