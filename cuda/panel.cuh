@@ -158,8 +158,7 @@ struct Whole {
 // The same while tables add to it, tile by tile.
 template <class T, int W, int N>
 struct Accumulator {
-  static constexpr int tiles = (N + 7) / 8;
-  Tile<T, W> tile[tiles];
+  Tile<T, W> tile[squares(N)];
   __device__ __forceinline__ Whole<Pack<T, W>, N> whole() const {
     Whole<Pack<T, W>, N> y;
     unrolled<y.slots>([&](int slot) { y[slot] = tile[slot / 2][slot % 2]; });

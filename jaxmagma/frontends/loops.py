@@ -74,10 +74,12 @@ def are_loops_around_compared_products(lines: Lines, platform: str) -> bool:
 
     A kernel makes what is compared component by component, and XLA has products for all elements.
     """
+    if platform != "cpu":
+        return False
     products = [x for x in lines.lines if _is_product_with_table(x)]
     made = lines.depending(y for x in products for y in x.results)
     compared = (x for x in lines.lines if x.is_comparison or x.equation.primitive.name in _PLACES)
-    if platform != "cpu" or all(made.isdisjoint(variables(x.operands)) for x in compared):
+    if all(made.isdisjoint(variables(x.operands)) for x in compared):
         return False
     rest = [x for x in lines.lines if not _is_product_with_table(x)]
     moved = set(lines.parameters)
