@@ -107,15 +107,27 @@ struct Tile {
   __device__ __forceinline__ const Pack<T, W>& operator[](int slot) const { return value[slot]; }
 };
 
-// c += a b of W times eight fibres, by what a lane has of a square: of all its columns, or with one
-// slot, of the first four.
+// What tensor cores take of W times eight fibres: of all of a tile's columns, or with one slot, of
+// the first four.
+template <int SLOTS, class T, int W>
+struct Factor {
+  const Pack<T, W> (&slot)[2];
+};
 template <int SLOTS, int W>
-__device__ __forceinline__ void multiply_add(Pack<double, W> (&c)[2], const Pack<double, W> (&a)[2],
+struct Factor<SLOTS, float, W> : PartsOfFibres<SLOTS, W> {
+  using PartsOfFibres<SLOTS, W>::PartsOfFibres;
+};
+
+// c += a b, by what a lane has of a square.
+template <int SLOTS, int W>
+__device__ __forceinline__ void multiply_add(Pack<double, W> (&c)[2],
+                                             const Factor<SLOTS, double, W>& a,
                                              const Square<double>& b, const int (&place)[2]) {
-  unrolled<SLOTS>([&](int slot) { multiply_add(c, a[slot], b.value[place[slot]]); });
+  unrolled<SLOTS>([&](int slot) { multiply_add(c, a.slot[slot], b.value[place[slot]]); });
 }
 template <int SLOTS, int W>
-__device__ __forceinline__ void multiply_add(Pack<float, W> (&c)[2], const Pack<float, W> (&a)[2],
+__device__ __forceinline__ void multiply_add(Pack<float, W> (&c)[2],
+                                             const Factor<SLOTS, float, W>& a,
                                              const Square<float>& b, const int (&place)[2]) {
   PartsOfTable<SLOTS> parts;
   unrolled<SLOTS>([&](int slot) {
@@ -125,23 +137,32 @@ __device__ __forceinline__ void multiply_add(Pack<float, W> (&c)[2], const Pack<
   multiply_add(c, a, parts);
 }
 
-// The same for several fields, of W elements each, in pairs of one or of two fields.
-template <int SLOTS, class T, int W, int F>
-__device__ __forceinline__ void multiply_add(Tile<T, W>* const (&c)[F], const Tile<T, W> (&a)[F],
-                                             const Square<T>& b, const int (&place)[2]) {
+// The same for tiles of several fields, of W elements each, in pairs of one or of two fields, and
+// for several squares: c[m][f] += a[f] b[m].
+template <int SLOTS, class T, int W, int F, int M>
+__device__ __forceinline__ void multiply_add(Tile<T, W>* const (&c)[M][F], const Tile<T, W> (&a)[F],
+                                             const Square<T>* const (&b)[M],
+                                             const int (&place)[2]) {
   if constexpr (W % 2 == 0) {
-    unrolled<F>([&](int f) { multiply_add<SLOTS>(c[f]->value, a[f].value, b, place); });
-  } else {
-    Pack<T, F * W> sum[2], factor[2];
-    unrolled<F * W>([&](int n) {
-      unrolled<2>([&](int slot) {
-        sum[slot].value[n] = (*c[n / W])[slot].value[n % W];
-        factor[slot].value[n] = a[n / W][slot].value[n % W];
-      });
+    unrolled<F>([&](int f) {
+      const Factor<SLOTS, T, W> factor{a[f].value};
+      unrolled<M>([&](int m) { multiply_add(c[m][f]->value, factor, *b[m], place); });
     });
-    multiply_add<SLOTS>(sum, factor, b, place);
+  } else {
+    Pack<T, F * W> joined[2];
     unrolled<F * W>([&](int n) {
-      unrolled<2>([&](int slot) { (*c[n / W])[slot].value[n % W] = sum[slot].value[n]; });
+      unrolled<2>([&](int slot) { joined[slot].value[n] = a[n / W][slot].value[n % W]; });
+    });
+    const Factor<SLOTS, T, F * W> factor{joined};
+    unrolled<M>([&](int m) {
+      Pack<T, F * W> sum[2];
+      unrolled<F * W>([&](int n) {
+        unrolled<2>([&](int slot) { sum[slot].value[n] = (*c[m][n / W])[slot].value[n % W]; });
+      });
+      multiply_add(sum, factor, *b[m], place);
+      unrolled<F * W>([&](int n) {
+        unrolled<2>([&](int slot) { (*c[m][n / W])[slot].value[n % W] = sum[slot].value[n]; });
+      });
     });
   }
 }
@@ -193,18 +214,21 @@ __device__ __forceinline__ Tile<T, W> tile(const Quad<W>& quad, const X& x, int 
   return y;
 }
 
-// y += eight rows of a table times x, for several fields x of K positions. `at` is the first square
-// of these rows; the next one is STEP further.
-template <int K, int STEP, class T, int W, class... X>
-__device__ __forceinline__ void multiply(const Quad<W>& quad, const Square<T>* at,
+// y[m] += eight rows of table m times x, for several fields x of K positions. `at` are the first
+// squares of these rows; the next ones are STEP further.
+template <int K, int STEP, class T, int W, int M, class... X>
+__device__ __forceinline__ void multiply(const Quad<W>& quad, const Square<T>* const (&at)[M],
                                          const int (&place)[2],
-                                         Tile<T, W>* const (&y)[sizeof...(X)], const X&... x) {
+                                         Tile<T, W>* const (&y)[M][sizeof...(X)], const X&... x) {
   constexpr int F = sizeof...(X), kLast = squares(K) - 1;
+  const Square<T>* square[M];
   unrolled<kLast>([&](int n) {
-    multiply_add<2, T, W, F>(y, {tile<K, T>(quad, x, 2 * n)...}, at[n * STEP], place);
+    unrolled<M>([&](int m) { square[m] = at[m] + n * STEP; });
+    multiply_add<2, T, W, F, M>(y, {tile<K, T>(quad, x, 2 * n)...}, square, place);
   });
   constexpr int kSlots = K - 8 * kLast > 4 ? 2 : 1;
-  multiply_add<kSlots, T, W, F>(y, {tile<K, T>(quad, x, 2 * kLast)...}, at[kLast * STEP], place);
+  unrolled<M>([&](int m) { square[m] = at[m] + kLast * STEP; });
+  multiply_add<kSlots, T, W, F, M>(y, {tile<K, T>(quad, x, 2 * kLast)...}, square, place);
 }
 
 // y += a table of N rows times several fields at COUNT positions, a column of squares. `at` is the
@@ -213,11 +237,14 @@ template <int N, int COUNT, int STEP, class T, int W, int F>
 __device__ __forceinline__ void accumulate(const Square<T>* at, const int (&place)[2],
                                            Accumulator<T, W, N>* const (&y)[F],
                                            const Tile<T, W> (&x)[F]) {
-  unrolled<squares(N)>([&](int t) {
-    Tile<T, W>* c[F];
-    unrolled<F>([&](int f) { c[f] = &y[f]->tile[t]; });
-    multiply_add<COUNT <= 4 ? 1 : 2, T, W, F>(c, x, at[t * STEP], place);
+  constexpr int M = squares(N);
+  Tile<T, W>* c[M][F];
+  const Square<T>* square[M];
+  unrolled<M>([&](int m) {
+    square[m] = at + m * STEP;
+    unrolled<F>([&](int f) { c[m][f] = &y[f]->tile[m]; });
   });
+  multiply_add<COUNT <= 4 ? 1 : 2, T, W, F, M>(c, x, square, place);
 }
 
 // The same of a whole field of K positions. The next columns of the table are ALONG further.
@@ -240,6 +267,25 @@ template <int COUNT, int W, class Body>
 __device__ __forceinline__ void positions(const Quad<W>& quad, int first, const Body& body) {
   unrolled<(COUNT + 3) / 4>([&](int slot) { body(slot, first + position<COUNT>(quad, slot)); });
 }
+
+// A value that stays in shared memory: no compiler keeps it in a register instead.
+template <class T>
+__device__ __forceinline__ T reread(const T* from) {
+  return *static_cast<const volatile T*>(from);
+}
+
+// A field of N positions that does.
+template <class T, int W, int N, int STRIDE>
+struct Reread {
+  const Quad<W>& quad;
+  const Place<T, W> from;
+  __device__ __forceinline__ Pack<T, W> operator[](int slot) const {
+    const auto at = from + position<N>(quad, slot) * STRIDE;
+    Pack<T, W> x;
+    unrolled<W>([&](int w) { x.value[w] = reread(at.at[w]); });
+    return x;
+  }
+};
 
 // A whole field that all elements share.
 template <int N, int STRIDE, int W, class T>

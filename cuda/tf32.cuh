@@ -86,24 +86,31 @@ void multiply(float (&sum)[2][2], const Parts<SLOTS>& a, const PartsOfTable<SLOT
 }
 #endif
 
-// c += a b, for W times eight fibres. Infinity has no low part, and as little as any value has in
-// place of NaN.
-template <int W, int SLOTS>
-__device__ __forceinline__ void multiply_add(Pack<float, W> (&c)[2], const Pack<float, W> (&a)[2],
-                                             const PartsOfTable<SLOTS>& b) {
-  unrolled<(W + 1) / 2>([&](int pair) {
-    Parts<SLOTS> parts{};
-    unrolled<2>([&](int one) {
-      const int w = 2 * pair + one;
-      if (w == W) return;
+// Parts of values of W times eight fibres, of two at a time. Infinity has no low part, and as
+// little as any value has in place of NaN.
+template <int SLOTS, int W>
+struct PartsOfFibres {
+  Parts<SLOTS> pair[(W + 1) / 2] = {};
+  __device__ __forceinline__ explicit PartsOfFibres(const Pack<float, W> (&a)[2]) {
+    unrolled<W>([&](int w) {
+      Parts<SLOTS>& parts = pair[w / 2];
       unrolled<SLOTS>([&](int slot) {
-        const float x = parts.high[slot][one] = a[slot].value[w];
-        parts.rounded[slot][one] = rounded_part(x);
-        parts.low[slot][one] = ::fminf(x - high_part(x), 0x1p117f);
+        const float x = parts.high[slot][w % 2] = a[slot].value[w];
+        parts.rounded[slot][w % 2] = rounded_part(x);
+        parts.low[slot][w % 2] = ::fminf(x - high_part(x), 0x1p117f);
       });
     });
+  }
+};
+
+// c += a b, for W times eight fibres.
+template <int W, int SLOTS>
+__device__ __forceinline__ void multiply_add(Pack<float, W> (&c)[2],
+                                             const PartsOfFibres<SLOTS, W>& a,
+                                             const PartsOfTable<SLOTS>& b) {
+  unrolled<(W + 1) / 2>([&](int pair) {
     float sum[2][2];
-    multiply(sum, parts, b);
+    multiply(sum, a.pair[pair], b);
     unrolled<2>([&](int one) {
       const int w = 2 * pair + one;
       if (w == W) return;

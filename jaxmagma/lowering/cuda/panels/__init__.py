@@ -27,7 +27,7 @@ from jaxmagma.lowering.cuda.panels.layout import Layout, layout_of
 from jaxmagma.lowering.cuda.panels.ownership import Ownership, ownerships
 from jaxmagma.lowering.cuda.panels.schedule import Schedule, schedules
 from jaxmagma.lowering.cuda.panels.source import pointers_of, source_of, tables_of
-from jaxmagma.lowering.cuda.panels.transfers import Transfers, transfers_of
+from jaxmagma.lowering.cuda.panels.transfers import ENOUGH_WARPS, Transfers, transfers_of
 from jaxmagma.lowering.cuda.source.tiles import Pointer
 from jaxmagma.plans.plan import Plan
 
@@ -116,12 +116,21 @@ def panels_of(plan: Plan, limits: Limits) -> Panels | str:
 
 def _best(plan: Plan, fields: Fields, limits: Limits) -> Panels | None:
     """The one with the most elements side by side, and points that are whole, if there is room."""
-    dtype, layout = plan.program.dtype, layout_of(plan, fields)
-    owned = [(x, y) for x in schedules(fields) for y in ownerships(x, dtype, limits)]
+    layout = layout_of(plan, fields)
+    found = [
+        Panels(plan, schedule, ownership, layout, transfers)
+        for schedule in schedules(fields)
+        for ownership in ownerships(plan, schedule, limits)
+        if (transfers := transfers_of(plan, schedule, ownership, layout, limits)) is not None
+    ]
     # Of more elements a lane has more values, but work on them takes less time.
-    owned.sort(key=lambda x: (-x[1].elements, not x[0].has_whole_points, x[1].registers))
-    for schedule, ownership in owned:
-        transfers = transfers_of(plan, schedule, ownership, layout, limits)
-        if transfers is not None:
-            return Panels(plan, schedule, ownership, layout, transfers)
-    return None
+    return min(
+        found,
+        key=lambda x: (
+            -x.ownership.elements,
+            not x.schedule.has_whole_points,
+            -min(x.transfers.resident, ENOUGH_WARPS),
+            x.ownership.registers,
+        ),
+        default=None,
+    )

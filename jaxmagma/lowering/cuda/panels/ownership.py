@@ -4,14 +4,17 @@ A *quad* of lanes has elements whole where tables are applied along long axes: f
 it, and tensor cores multiply them. Where no axis is long, each lane has an element of its own.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from jaxmagma.lowering.cuda.architectures import Limits
-from jaxmagma.lowering.cuda.panels.schedule import Schedule, most_values
+from jaxmagma.lowering.cuda.panels.fields import Field, Load
+from jaxmagma.lowering.cuda.panels.schedule import Loop, Schedule, most_values
 from jaxmagma.lowering.cuda.parameters import WARP, WIDE_REGISTERS
+from jaxmagma.plans.plan import Plan
 
 
 # Registers of a lane for addresses, and for values on their way.
@@ -28,11 +31,13 @@ class Ownership:
       lanes: that have elements together: four or one.
       elements: of those lanes, side by side.
       registers: of a lane, roughly.
+      reread: loaded fields that stay in shared memory, where loops read them for each tile.
     """
 
     lanes: int
     elements: int
     registers: int
+    reread: frozenset[int]
 
     @property
     def panel(self) -> int:
@@ -40,16 +45,39 @@ class Ownership:
         return WARP // self.lanes * self.elements
 
 
-def ownerships(schedule: Schedule, dtype: np.dtype, limits: Limits) -> Iterator[Ownership]:
+def ownerships(plan: Plan, schedule: Schedule, limits: Limits) -> Iterator[Ownership]:
     """All there is room for, the best one first.
 
     Tensor cores multiply the fields of two elements in the time of one: in float64, fast ones do.
     """
+    dtype = plan.program.dtype
     lanes = 4 if schedule.fields.extents else 1
     two = lanes > 1 and (dtype == np.float32 or limits.tensor_rate > 1)
-    for elements in (2, 1) if two else (1,):
-        registers = dtype.itemsize // 4 * most_values(schedule, elements) + _ADDRESSES
+    nowhere: frozenset[int] = frozenset()
+    places = dict.fromkeys((nowhere, _used_in_loops(plan, schedule)))
+    for elements, reread in itertools.product((2, 1) if two else (1,), places):
+        values = most_values(schedule, elements, reread)
+        registers = dtype.itemsize // 4 * values + _ADDRESSES
         room = limits.thread_registers + (_SPILLED if elements == 1 else 0)
         if registers <= room:
             least = WIDE_REGISTERS if lanes > 1 and dtype == np.float64 else 0
-            yield Ownership(lanes, elements, min(max(registers, least), limits.thread_registers))
+            registers = min(max(registers, least), limits.thread_registers)
+            yield Ownership(lanes, elements, registers, reread)
+
+
+def _used_in_loops(plan: Plan, schedule: Schedule) -> frozenset[int]:
+    """What is loaded for loops over several tiles alone."""
+    if schedule.tiles < 2:
+        return frozenset()
+    fields = schedule.fields
+    loops = [x for scope in schedule.scopes for x in scope.parts if isinstance(x, Loop)]
+    inside = {x for loop in loops for x in (*loop.multiplied, *loop.points)}
+    used = {x for n in inside for x in fields.fields[n].operands} - inside
+    others = (x for n, x in enumerate(fields.fields) if n not in inside)
+    used -= {x for field in others for x in field.operands} | {x.field for x in fields.stores}
+    return frozenset(x for x in used if _is_staged(plan, fields.fields[x]))
+
+
+def _is_staged(plan: Plan, field: Field) -> bool:
+    """Whether it can come through shared memory: an element's, and not gathered."""
+    return isinstance(field, Load) and field.index is None and plan.tiles[field.operand].batched

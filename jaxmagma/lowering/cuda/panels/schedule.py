@@ -75,6 +75,11 @@ class Schedule:
     scopes: tuple[Scope, ...]
 
     @property
+    def tiles(self) -> int:
+        """Of the tiled axis; none if no axis is long."""
+        return -(-self.fields.extents[self.tiled] // 8) if self.fields.extents else 0
+
+    @property
     def has_whole_points(self) -> bool:
         """Whether functions are computed once, at all points: their chains run side by side."""
         loops = [x for scope in self.scopes for x in scope.parts if isinstance(x, Loop)]
@@ -303,8 +308,8 @@ def _form(
 # ---- Registers -----------------------------------------------------------------------------------
 
 
-def most_values(schedule: Schedule, elements: int) -> int:
-    """How many values a lane has at a time, at most; roughly.
+def most_values(schedule: Schedule, elements: int, elsewhere: Set[int] = frozenset()) -> int:
+    """How many values a lane has at a time, at most; roughly. Those ``elsewhere`` do not count.
 
     Points are computed element by element.
     """
@@ -318,7 +323,7 @@ def most_values(schedule: Schedule, elements: int) -> int:
         if made is None:  # a scope ends, and has its own fields no more
             alive = {x: count for x, count in alive.items() if x in used}
             continue
-        alive.update((x, _values_of(schedule, x)) for x in made)
+        alive.update((x, _values_of(schedule, x)) for x in made if x not in elsewhere)
         tiles = 0 if loop is None else 2 * len(_before_points(schedule, loop))
         points = 0 if loop is None else _peak(schedule, loop)
         most = max(most, elements * (sum(alive.values()) + tiles) + points)

@@ -322,6 +322,8 @@ class _Printer:
         if isinstance(field, Number):
             return
         if isinstance(field, Load):
+            if field.axis is None and number in self.ownership.reread:
+                return  # where functions use it
             self.text(f"const auto {name} = {self._loaded(number, field)};")
         elif isinstance(field, Apply):
             operands = listed([f"{FUNCTORS[field.function]}()", *map(self._name, field.operands)])
@@ -362,6 +364,9 @@ class _Printer:
         if shared:
             where = f"{self._shared(field.operand)} + {offset}"
             return f"load_shared<{extent}, {field.stride}>(quad, {where})"
+        if number in self.ownership.reread:
+            size = f"{self.type}, {self.ownership.elements}, {extent}, {field.stride}"
+            return f"Reread<{size}>{{quad, g{field.operand} + {offset}}}"
         return f"load<{extent}, {field.stride}>(quad, g{field.operand} + {offset})"
 
     def _gathered(self, field: Load, at: str) -> str:
@@ -424,8 +429,7 @@ class _Printer:
         self._print_loads(loop)
         for x in loop.multiplied:
             text(f"Tile<{self.type}, kElements> t{x};")
-        for group in self._by_table(loop.multiplied):
-            self._print_multiply(*group)
+        self._print_multiply(loop.multiplied)
         self._print_points(loop)
         self._print_accumulate(x for x in loop.accumulated if self._is_product(x))
         for x in loop.accumulated:
@@ -466,16 +470,22 @@ class _Printer:
                 groups.setdefault(key, []).append((number, operand))
         return [(reading, pairs) for (reading, _), pairs in groups.items()]
 
-    def _print_multiply(self, reading: Reading, pairs: Sequence[tuple[int, int]]) -> None:
-        axis = self.fields[pairs[0][1]].axis
-        assert axis is not None  # of what is multiplied
-        made = listed(f"&t{x}" for x, _ in pairs)
-        given = listed(self._name(x) for _, x in pairs)
-        self.text(
-            f"multiply<{self.extents[axis]}, {reading.along}, {self.type}>(quad, "
-            f"{self._matrix(reading)} + t * {reading.down}, {_lanes(reading)}, {{{made}}}, "
-            f"{given});"
-        )
+    def _print_multiply(self, products: Iterable[int]) -> None:
+        """The fields that a table is applied to meet all tables that are applied to them."""
+        groups: dict[tuple[bool, int, tuple[int, ...]], list[tuple[Reading, list[int]]]] = {}
+        for reading, pairs in self._by_table(products):
+            key = reading.transposed, reading.along, tuple(x for _, x in pairs)
+            groups.setdefault(key, []).append((reading, [x for x, _ in pairs]))
+        for (_, along, operands), group in groups.items():
+            axis = self.fields[operands[0]].axis
+            assert axis is not None  # of what is multiplied
+            at = listed(f"{self._matrix(x)} + t * {x.down}" for x, _ in group)
+            made = listed(f"{{{listed(f'&t{x}' for x in of_table)}}}" for _, of_table in group)
+            sizes = f"{self.extents[axis]}, {along}, {self.type}, kElements, {len(group)}"
+            self.text(
+                f"multiply<{sizes}>(quad, {{{at}}}, {_lanes(group[0][0])}, {{{made}}}, "
+                f"{listed(map(self._name, operands))});"
+            )
 
     def _print_points(self, loop: Loop) -> None:
         """Functions at a point, element by element, and what is stored of them."""
@@ -503,6 +513,13 @@ class _Printer:
         text, own = self.text, set(functions)
         text("#pragma unroll")
         with text.braces("for (int w = 0; w < kElements; ++w)"):
+            used = {y for x in functions for y in self.fields[x].operands}
+            for x in sorted(used & self.ownership.reread):
+                load = self.fields[x]
+                assert isinstance(load, Load)
+                at = f"g{load.operand}.at[w] + ({self._offset(x, load.offset)})"
+                text(f"const {self.type} v{x} = reread({at});")
+                own.add(x)
             for x in functions:
                 field = self.fields[x]
                 assert isinstance(field, Apply)

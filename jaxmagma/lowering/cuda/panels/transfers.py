@@ -21,7 +21,7 @@ from jaxmagma.plans.plan import Plan
 # Warps of a block: with fewer, tables would stand in shared memory more often than need be.
 _WARPS = (4, 6, 8, 12, 16)
 # So many warps of a multiprocessor hide the latency of memory and of tensor cores.
-_ENOUGH = 8
+ENOUGH_WARPS = 8
 # That shared memory gives or takes at a time.
 _BYTES = 128
 
@@ -64,6 +64,11 @@ class Transfers:
         return self.stages * self.panel + self.sent
 
     @property
+    def resident(self) -> int:
+        """Warps of a multiprocessor."""
+        return self.warps * self.blocks
+
+    @property
     def threads(self) -> int:
         return WARP * self.warps
 
@@ -82,14 +87,16 @@ def transfers_of(
     written = _staged(_writes(plan, schedule), ownership, banks)
     choices = [(2, read, written), (1, read, written)]
     if ownership.lanes > 1:  # which read and write whole sectors of memory
-        choices += [(2, read, ()), (0, (), ())]
+        choices.append((2, read, ()))
+        if not ownership.reread:
+            choices.append((0, (), ()))
     found = [
         x
         for some in choices
         if (x := _largest(*some, ownership, tables, itemsize, limits)) is not None
     ]
-    most = max((x.warps * x.blocks for x in found), default=0)
-    return next((x for x in found if x.warps * x.blocks >= min(most, _ENOUGH)), None)
+    most = max((x.resident for x in found), default=0)
+    return next((x for x in found if x.resident >= min(most, ENOUGH_WARPS)), None)
 
 
 def _largest(
@@ -116,8 +123,9 @@ def _largest(
             limits.blocks,
             limits.warps // warps,
         )
-        if blocks and (best is None or warps * blocks > best.warps * best.blocks):
-            best = Transfers(stages, read, written, panel, sent, warps, blocks)
+        found = Transfers(stages, read, written, panel, sent, warps, blocks)
+        if blocks and (best is None or found.resident > best.resident):
+            best = found
     return best
 
 
