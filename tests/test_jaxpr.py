@@ -226,7 +226,9 @@ def test_a_value_equals_its_components(
 @pytest.mark.parametrize(
     ("function", "tile", "reason"),
     [
-        (lambda x: jnp.sort(x), (9,), "sort of 9"),
+        (lambda x: jnp.sort(x), (33,), "sort of 33"),
+        (lambda x: x[jnp.argsort(x)], (17,), "sort of 17"),
+        (lambda x: jax.lax.top_k(x, 20)[0], (40,), "the 20 largest of 40"),
         (lambda x: x.astype(np.complex128), (3,), "mixes complex128 with float64"),
         (lambda x: jnp.argmax(x) | 2, (3,), "or computes with int"),
         (lambda x: x.astype(np.int64) + 1, (3,), "add computes with int64"),

@@ -352,6 +352,8 @@ FUNCTIONS: dict[str, Function] = {
     ),
     "lu": lu_parts,
     "sort": lambda a: jnp.sort(a, -1) * a,
+    "all in order": lambda a: jnp.sort(a.reshape(-1)) * a.reshape(-1),
+    "largest": lambda a: jax.lax.top_k(a, 2)[0] @ a[:2],
     "rows in order": lambda a: jnp.take_along_axis(a, jnp.argsort(a, -1), -1) @ a,
 }
 # Those of a field differentiate slowly in plain JAX, or compile slowly.
@@ -567,7 +569,8 @@ def test_places_that_are_computed(name: str) -> None:
         (lambda a: a * (jnp.argmax(a) ^ 2), "int"),
         (lambda a: a * (jnp.argmax(a) + 2**53), "int"),
         (lambda a: a * (jnp.sum(a).astype(np.int64) - 1).astype(float), "int"),
-        (lambda a: jnp.sort(a.reshape(-1)), "sort of 25"),
+        (lambda a: jnp.sort(jnp.tile(a, 2).reshape(-1)), "sort of 50"),
+        (lambda a: jnp.argsort(a.reshape(-1)) * 1.0, "sort of 25"),
     ],
 )
 def test_what_is_left_to_jax(function: Function, reason: str) -> None:
@@ -577,10 +580,17 @@ def test_what_is_left_to_jax(function: Function, reason: str) -> None:
     assert_close(jm.fuse(function)(a), jax.vmap(function)(a))
 
 
-def test_sorting_what_is_no_number() -> None:
-    a = jnp.asarray([[np.nan, 1, -np.inf, 0.0], [2, np.nan, np.nan, 1], [0.0, -0.0, 0.0, -0.0]])
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_sorting_what_is_no_number(repeats: int) -> None:
+    rows = [[np.nan, 1, -np.inf, 0.0], [2, np.nan, np.inf, 1], [0.0, -0.0, 0.0, -0.0], [np.nan] * 4]
+    a = jnp.tile(jnp.asarray(rows), repeats)
     for function in (jnp.sort, jnp.argsort, lambda x: jnp.sort(x, descending=True)):
-        np.testing.assert_array_equal(jm.fuse(function)(a), jax.vmap(function)(a))
+        found, expected = jm.fuse(function)(a), jax.vmap(function)(a)
+        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(jnp.signbit(found), jnp.signbit(expected))
+    largest = lambda x: jax.lax.top_k(jnp.abs(x), 3)  # noqa: E731
+    for found, expected in zip(jm.fuse(largest)(a), jax.vmap(largest)(a), strict=True):
+        np.testing.assert_array_equal(found, expected)
     keys = lambda x: jax.lax.sort((jnp.floor(x), x, 2 * x), num_keys=2)  # noqa: E731
     for found, expected in zip(jm.fuse(keys)(a), jax.vmap(keys)(a), strict=True):
         np.testing.assert_array_equal(found, expected)

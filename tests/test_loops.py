@@ -59,6 +59,10 @@ KERNELS: dict[str, Case] = {
         lambda x: jnp.stack([x[i] * x[j] for i in range(3) for j in range(3)]),
         ((3,),),
     ),
+    "rows of many components": (
+        lambda x: jnp.stack([jnp.stack([x[i] * x[j] for j in range(3)]) for i in range(3)]),
+        ((3,),),
+    ),
     "taken apart again": (lambda x, y: jnp.cross(x, jnp.cross(x, y)), ((3,), (3,))),
     "several short sums": (lambda x: x / x.sum() + (x * x).sum() * x - x.max(), ((9,),)),
     "a lookup in itself": (lambda x: x[jnp.floor(4.0 * x[0] - 2.0).astype(int)] * x, ((5,),)),
@@ -160,6 +164,21 @@ def test_what_no_kernel_gains_from_is_as_it_was_written(name: str) -> None:
     np.testing.assert_array_equal(jax.jit(fused)(x), jax.jit(jax.vmap(function))(x))
     twice = jax.jit(jax.vmap(fused, 1, 1))(x[:, None])
     np.testing.assert_allclose(twice[:, 0], jax.vmap(function)(x), rtol=1e-14)
+
+
+def test_lookups_that_no_kernel_gains_from_are_as_they_were_written() -> None:
+    """At a place that is an argument, an integer; and in values of the element itself."""
+    rng = np.random.default_rng(6)
+    table = jnp.asarray(rng.uniform(-1, 1, (16, 16)))
+    k = jnp.asarray(rng.integers(-20, 20, 13), jnp.int32)
+    x, y = jnp.asarray(rng.uniform(-1, 1, (2, 13, 16)))
+    functions = lambda k, x: table[k] @ x, lambda x, y: y[jnp.argmin(x)]
+    for function, arguments in zip(functions, ((k, x), (x, y)), strict=True):
+        fused = jax.jit(jm.fuse(function)).lower(*arguments)
+        assert "gather" in fused.as_text()
+        np.testing.assert_array_equal(
+            fused.compile()(*arguments), jax.jit(jax.vmap(function))(*arguments)
+        )
 
 
 @pytest.mark.parametrize("name", [x for x in DECLINED if x not in ("argmax", "one of each")])

@@ -41,8 +41,8 @@ def positive(a: jax.Array) -> jax.Array:
 
 # Functions of a matrix, one line each, what their reason names, and whether they have a gradient.
 UNSUPPORTED: dict[str, tuple[Function, str, bool]] = {
-    "sort": (lambda a: 2 * jnp.sort((a @ a).reshape(-1)), "sort", True),
-    "argsort": (lambda a: a.reshape(-1)[jnp.argsort(a.reshape(-1))], "sort", True),
+    "sort": (lambda a: 2 * jnp.sort(jnp.tile(a @ a, 4).reshape(-1)), "sort", True),
+    "argsort": (lambda a: large(a)[0][jnp.argsort(jnp.tile(a, 2).reshape(-1)) % 7], "sort", True),
     "while": (lambda a: while_loop(a), "while", False),
     "lu": (lambda a: jnp.linalg.inv(positive(a)), "lu", True),
     "cholesky": (lambda a: jnp.linalg.cholesky(positive(a)), "cholesky", True),
@@ -64,7 +64,7 @@ UNSUPPORTED: dict[str, tuple[Function, str, bool]] = {
     "inverse of erf": (lambda a: jax.lax.erf_inv(jnp.tanh(a)) @ a, "erf_inv", True),
     "log-sum-exp so far": (lambda a: jax.lax.cumlogsumexp(a @ a), "cumlogsumexp", True),
     "convolution": (lambda a: jnp.convolve(a[0], a[1]) * a[0, 0], "conv", True),
-    "top k": (lambda a: jax.lax.top_k(a @ a, 2)[0] * 2, "top_k", True),
+    "top k": (lambda a: jax.lax.top_k(jnp.tile(a @ a, 20), 9)[0] * 2, "9 largest of 60", True),
     "exponential of complex": (lambda a: jnp.exp(1j * a).real @ a, "complex128", True),
     "large pieces": (lambda a: jnp.max(jnp.outer(jnp.ones(30), a).reshape(-1)), "270", True),
     "singular values": (lambda a: jnp.linalg.svd(positive(a))[1], "svd", True),
@@ -75,7 +75,7 @@ UNSUPPORTED: dict[str, tuple[Function, str, bool]] = {
         True,
     ),
     "table": (lambda a: jnp.interp(a, np.arange(3.0), np.arange(3.0) ** 2), "lt_to|int|scan", True),
-    "median": (lambda a: jnp.median(a @ a), "sort", True),
+    "median": (lambda a: jnp.median(jnp.tile(a @ a, 4)), "sort", True),
     "sign bit": (lambda a: jnp.copysign(a @ a, a), "bitcast", True),
     "digamma": (lambda a: jax.scipy.special.digamma(1 + a * a), "digamma", True),
     "Bessel function": (lambda a: jnp.i0(a) @ a, "bessel", True),

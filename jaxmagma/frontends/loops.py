@@ -55,7 +55,8 @@ def are_loops_and_products(lines: Iterable[Line]) -> bool:
     def is_known(line: Line) -> bool:
         equation = line.equation
         if equation.primitive.name in _LOOKUPS:
-            return line.kinds[0] != Kind.MAPPED
+            whole, *where = line.kinds
+            return whole != Kind.MAPPED or max(where) == Kind.MAPPED
         steps = equation.primitive.name == "scan"
         inside = [equation] if inner_jaxpr(equation) is None and not steps else _inside(equation)
         return all(x.primitive.name in known for x in inside)
@@ -95,6 +96,7 @@ def _sums(lines: Lines, cpu: bool, moved: set[Variable]) -> int | None:
     """
     pointwise = _POINTWISE_ON_CPU if cpu else _POINTWISE
     sums = 0
+    pieces: dict[Variable, int] = {}  # that a value is put together of
     for line in lines.lines:
         name = line.equation.primitive.name
         operands = {x for x in variables(line.operands) if x.kind == Kind.MAPPED}
@@ -117,9 +119,13 @@ def _sums(lines: Lines, cpu: bool, moved: set[Variable]) -> int | None:
                 moved.update(line.results)
             elif name in _PARTS:
                 return None
+            count = max((pieces.get(x, 1) for x in operands), default=1)
+            pieces.update(dict.fromkeys(line.results, count))
         elif name in _JOINS:
-            if not _is_of_few_pieces(line.equation):
+            count = sum(pieces.get(x, 1) if isinstance(x, Variable) else 1 for x in line.operands)
+            if count > MOST_PIECES:
                 return None
+            pieces.update(dict.fromkeys(line.results, count))
         elif name in _SUMS:
             shape = aval(line.equation.invars[0]).shape
             count = math.prod(shape[x] for x in line.equation.params["axes"])

@@ -80,10 +80,6 @@ class _Argument:
     limits: integers.Bounds | None  # of integers
 
     @property
-    def is_as_it_is(self) -> bool:
-        return self.array.dtype == self.dtype and self.limits is None
-
-    @property
     def converted(self) -> Callable[[jax.Array], jax.Array]:
         """The conversion of such arrays by plain JAX; it keeps none of them."""
         return functools.partial(_as_number, dtype=self.dtype, limits=self.limits)
@@ -197,16 +193,16 @@ class _Segment:
         plain = self._plain(variables)
         numbers = {id(x): n for n, x in enumerate(jax.tree.leaves(self._operands))}
         wanted = [numbers.get(id(x), -1) for x in arguments]
-        # Of its operands as they are.
-        same = all(x.is_as_it_is for x in inputs) and {*wanted} == {*range(len(self._operands))}
+        same = {*wanted} == {*range(len(self._operands))}
         known = variables and are_loops_and_products(line for line, _ in self._lines)
         if same and known and not any(isinstance(x, Gathered) for x in self._operands):
             numbered = [x.value for x in results]
             where = list(map(numbered.index, values))
             order = [wanted.index(n) for n in range(len(wanted))]
+            own = [x.array.dtype for x in inputs]  # whose values are the same as numbers
 
             def spelled(*arguments: jax.Array) -> list[jax.Array]:
-                made = plain(*(arguments[n] for n in order))
+                made = plain(*(arguments[n].astype(own[n]) for n in order))
                 return [jnp.asarray(made[n], dtype) for n in where]
 
             spell(built.program, spelled)

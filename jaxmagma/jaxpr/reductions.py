@@ -9,7 +9,10 @@ from jaxmagma.jaxpr.equations import Unsupported, aval
 from jaxmagma.jaxpr.tiles import Read, Tile, Tiles
 
 
-_MOST_SORTED = 8
+# Values along an axis that are sorted alone, or with others; and exchanges for the largest ones.
+_MOST_SORTED = 32
+_MOST_SORTED_TOGETHER = 16
+_MOST_EXCHANGES = _MOST_SORTED * (_MOST_SORTED - 1) // 2
 
 
 def reduction(function: str) -> Callable[..., Read]:
@@ -64,19 +67,17 @@ def cumulative(function: str) -> Callable[..., Read]:
 def sort(reader: Tiles, equation: JaxprEqn, *operands: Read) -> list[Read]:
     """A network that exchanges neighbours, and keeps the order of what is equal."""
     axis, keys = equation.params["dimension"], equation.params["num_keys"]
-    count = reader.shape(operands[0])[axis]
-    if count > _MOST_SORTED or reader.dtype.kind == "c":
+    count, alone = reader.shape(operands[0])[axis], len(operands) == 1
+    most = _MOST_SORTED if alone else _MOST_SORTED_TOGETHER
+    if count > most or reader.dtype.kind == "c":
         raise Unsupported(f"sort of {count} values")
     rows = [list(reader.pieces(x, [axis])) for x in operands]
     kinds = [np.dtype(aval(x).dtype).kind for x in equation.invars]
+    if alone and kinds[0] not in "biu":
+        return [reader.stack(_sorted_numbers(reader, rows[0]), axis)]
 
     def less(n: int, x: Read, y: Read) -> Read:
-        """NaN is behind all others."""
-        found = reader.emit("lt", x, y)
-        if kinds[n] in "biu":
-            return found
-        only_y = reader.emit("and", reader.emit("eq", x, x), reader.emit("ne", y, y))
-        return reader.emit("or", found, only_y)
+        return _less(reader, x, y) if kinds[n] not in "biu" else reader.emit("lt", x, y)
 
     for last in range(count - 1, 0, -1):
         for k in range(last):
@@ -88,9 +89,50 @@ def sort(reader: Tiles, equation: JaxprEqn, *operands: Read) -> list[Read]:
                     "or", before, reader.emit("and", reader.emit("not", behind), swap)
                 )
             for row in rows:
-                x, y = row[k], row[k + 1]
-                row[k], row[k + 1] = (
-                    reader.emit("select", swap, x, y),
-                    reader.emit("select", swap, y, x),
-                )
+                _exchange(reader, swap, row, k)
     return [reader.stack(row, axis) for row in rows]
+
+
+def _sorted_numbers(reader: Tiles, row: list[Read]) -> list[Read]:
+    """The same of numbers alone: infinity stands for NaN, and that is put at the end."""
+    are_nan = [reader.emit("ne", x, x) for x in row]
+    row = [reader.emit("select", nan, x, np.inf) for nan, x in zip(are_nan, row, strict=True)]
+    for last in range(len(row) - 1, 0, -1):
+        for k in range(last):
+            _exchange(reader, reader.emit("lt", row[k + 1], row[k]), row, k)
+    first: Read = np.asarray(float(len(row)))  # of them
+    for nan in are_nan:
+        first = reader.emit("sub", first, reader.emit("select", nan, 0.0, 1.0))
+    places = (reader.emit("le", first, float(n)) for n in range(len(row)))
+    return [reader.emit("select", nan, x, np.nan) for nan, x in zip(places, row, strict=True)]
+
+
+def largest(reader: Tiles, equation: JaxprEqn, x: Tile) -> list[Read]:
+    """The largest values, and their places: one after the other comes to the front.
+
+    As in a sort, NaN is larger than all numbers, whatever its sign, and zeros are equal.
+    """
+    axis, most = equation.params["axis"], equation.params["k"]
+    row = list(reader.pieces(x, [axis]))
+    if not 0 < most * len(row) <= _MOST_EXCHANGES or reader.dtype.kind == "c":
+        raise Unsupported(f"the {most} largest of {len(row)} values")
+    places: list[Read] = [np.full(reader.shape(row[0]), float(n)) for n in range(len(row))]
+    are_numbers = np.dtype(aval(equation.invars[0]).dtype).kind not in "biu"
+    for first in range(most):
+        for k in reversed(range(first, len(row) - 1)):
+            pair = row[k], row[k + 1]
+            swap = _less(reader, *pair) if are_numbers else reader.emit("lt", *pair)
+            _exchange(reader, swap, row, k)
+            _exchange(reader, swap, places, k)
+    return [reader.stack(row[:most], axis), reader.stack(places[:most], axis)]
+
+
+def _less(reader: Tiles, x: Read, y: Read) -> Read:
+    """NaN is behind all others."""
+    only_y = reader.emit("and", reader.emit("eq", x, x), reader.emit("ne", y, y))
+    return reader.emit("or", reader.emit("lt", x, y), only_y)
+
+
+def _exchange(reader: Tiles, swap: Read, row: list[Read], k: int) -> None:
+    x, y = row[k], row[k + 1]
+    row[k], row[k + 1] = reader.emit("select", swap, x, y), reader.emit("select", swap, y, x)

@@ -142,6 +142,13 @@ def _places(parameters: Parameters, shape: Shape, operands: Sequence[Bounds | No
     return 0, max(math.prod(shape[axis] for axis in parameters["axes"]) - 1, 0)
 
 
+def _ranked(
+    parameters: Parameters, shape: Shape, operands: Sequence[Bounds | None]
+) -> Bounds | None:
+    places = 0, max(shape[parameters["axis"]] - 1, 0)
+    return union([x for x in (operands[0], places) if x is not None])
+
+
 def _rows(parameters: Parameters, shape: Shape, operands: Sequence[Bounds | None]) -> Bounds:
     return 0, max(parameters.get("permutation_size", shape[-2:][0]) - 1, 0)
 
@@ -195,12 +202,13 @@ _RULES: dict[str, Rule] = {
     "cumsum": _total,
     "argmax": _places,
     "argmin": _places,
+    "top_k": _ranked,
     "lu": _rows,
     "lu_pivots_to_permutation": _rows,
     **_MOVES,
 }
 # What is right of integers that are numbers of a program, however large they are.
-_OF_ANY = frozenset(_MOVES) | {"max", "min", "sign", "argmax", "argmin"}
+_OF_ANY = frozenset(_MOVES) | {"max", "min", "sign", "argmax", "argmin", "top_k"}
 
 
 def takes_any(name: str) -> bool:

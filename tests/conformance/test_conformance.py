@@ -77,7 +77,7 @@ UNVARIED = """sharding out_sharding name jaxpr call_jaxpr inline ctx_mesh keep_u
 in_shardings out_shardings in_layouts out_layouts compiler_options_kvs jvp_jaxpr_fun jvp_jaxpr_thunk
 num_consts symbolic_zeros fwd_jaxpr_thunk bwd out_trees fun_jaxpr policy prevent_cse differentiated
 concrete split_transpose _split_transpose linear ft_in ft_out memory_spaces aliases dst_sharding
-update_jaxpr update_consts mul_impl dst_type new_sharding program unreduced
+update_jaxpr update_consts mul_impl dst_type new_sharding program unreduced is_stable
 branches_platforms subset_by_index algorithm sort_eigenvalues use_magma pivoting
 const_lengths jaxprs permutation_size conjugate_a""".split()
 
