@@ -568,6 +568,18 @@ def test_gradients_on_an_explicit_mesh(function: Callable[..., Any], getkey: Get
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+def test_loops_of_xla_on_an_explicit_mesh(loops: None, getkey: GetKey) -> None:
+    """Plain JAX, though the function calls one that is compiled."""
+    mesh = make_mesh(AxisType.Explicit, d=8)
+    x = jax.random.normal(getkey(), (64, 4))
+    function = functools.partial(jnp.trapezoid, dx=0.1)
+    with jax.set_mesh(mesh):
+        sharded = jax.device_put(x, NamedSharding(mesh, P("d", None)))
+        found, expected = (jax.jit(f(function))(sharded) for f in (jm.fuse, jax.vmap))
+        assert jax.typeof(found).sharding == jax.typeof(expected).sharding
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 def _halved(x: jax.Array) -> jax.Array:
     return jax.lax.while_loop(lambda c: jnp.sum(c * c) > 0.1, lambda c: 0.5 * c, x)
 

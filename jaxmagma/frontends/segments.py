@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.extend.core.primitives import convert_element_type_p
 
 from jaxmagma.frontends.conditions import Kind
@@ -40,6 +40,7 @@ from jaxmagma.jaxpr import (
     is_extended,
     is_pure,
     makes_table,
+    plainly,
 )
 from jaxmagma.plans.capacity import can_be_constant, surely_fits, too_large, traced_once
 from jaxmagma.plans.plan import one_by_one, plan
@@ -289,7 +290,7 @@ def run_function(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.A
     arrays = platform == "cpu" or not any(isinstance(x, Gathered) for x in operands)
     if arrays and are_loops(lines, platform):
         tell(PlainCall("XLA's loops for it are as fast as a kernel"))
-        return list(jaxpr_as_fun(closed)(*_arrays(operands)))
+        return plainly(closed, _arrays(operands))
     if arrays and are_loops_around_compared_products(lines, platform):
         tell(PlainCall("it compares products for all elements, and XLA's are as fast"))
         return _with_programs_for_derivatives(closed, operands, kinds)
@@ -301,7 +302,7 @@ def _with_programs_for_derivatives(
 ) -> list[jax.Array]:
     """The results of plain JAX; derivatives are of programs where these have some."""
     if not any(jnp.issubdtype(x.dtype, np.inexact) for x in closed.out_avals):
-        return list(jaxpr_as_fun(closed)(*_arrays(operands)))
+        return plainly(closed, _arrays(operands))
     # What is traced around the function is an operand, too: a rule may hold none of it.
     traced = [n for n, x in enumerate(closed.consts) if isinstance(x, jax.core.Tracer)]
     given = [closed.consts[n] for n in traced]
@@ -312,7 +313,7 @@ def _with_programs_for_derivatives(
         values = _arrays(operands)
         consts = known | dict(zip(traced, values, strict=False))
         own = ClosedJaxpr(jaxpr, [consts[n] for n in range(len(consts))])
-        return list(jaxpr_as_fun(own)(*values[len(traced) :]))
+        return plainly(own, values[len(traced) :])
 
     kinds = [*(Kind.UNSURE for _ in traced), *kinds]
     return with_rules(plain, plain, [*given, *operands], kinds, evaluate)
@@ -327,7 +328,7 @@ def _run(lines: Lines, closed: ClosedJaxpr, operands: Sequence[Operand]) -> list
     symbolic = any(map(is_symbolic, _shapes(lines)))
     if symbolic or _dtype(lines) is None:
         tell(PlainCall(SYMBOLIC if symbolic else "it computes with no floating-point numbers"))
-        results = jaxpr_as_fun(closed)(*_arrays(operands))
+        results = plainly(closed, _arrays(operands))
         return [_typed(x, own) for x, own in zip(results, closed.out_avals, strict=True)]
     results = evaluate(lines, operands)
     return [

@@ -18,6 +18,7 @@ from jaxmagma.jaxpr.equations import (
     is_empty,
     is_extended,
     nested,
+    plainly,
 )
 from jaxmagma.jaxpr.known import evaluated, is_pure
 from jaxmagma.jaxpr.pointwise import POINTWISE, Emit
@@ -45,6 +46,7 @@ __all__ = [
     "is_pure",
     "makes_table",
     "nested",
+    "plainly",
     "pointwise_rule",
     "scan_counts",
 ]

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, jaxpr_as_fun
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 
@@ -136,6 +136,13 @@ def applied(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     functions, parameters = bound if isinstance(bound, tuple) else ((), bound)
     made = equation.primitive.bind(*functions, *operands, **parameters)
     return list(made) if equation.primitive.multiple_results else [made]
+
+
+def plainly(closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
+    """The results of a jaxpr, by plain JAX."""
+    if any(_explicit_mesh(x) is not None for x in operands):
+        return interpreted(closed, operands, applied)
+    return list(jaxpr_as_fun(closed)(*operands))
 
 
 def _has_jaxprs(parameter: Any) -> bool:
