@@ -93,6 +93,7 @@ def _fused(hydro: Hydrodynamics, operator: Callable[..., Any], arguments: str, r
     return of_all
 
 
+@jax.jit  # traced once for the first state and for the loop
 def point_data(hydro: Hydrodynamics, state: State) -> PointData:
     """Stress, heat and stable time step at the quadrature points of a state."""
     element, physics, length = hydro.element, hydro.physics, hydro.material.length
