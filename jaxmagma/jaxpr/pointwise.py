@@ -1,12 +1,13 @@
 """Pointwise equations, read through a function that makes one value of a few."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax.extend.core import JaxprEqn
 from jax.lax import RoundingMethod
 
-from jaxmagma.jaxpr.equations import Rule, nothing
+from jaxmagma.jaxpr.equations import Rule, anything, nothing
 from jaxmagma.programs.functions import FUNCTIONS
 
 
@@ -40,9 +41,20 @@ def _select(emit: Emit, which: Any, *cases: Any) -> Any:
     return made
 
 
+def _polynomial(emit: Emit, x: Any, *coefficients: Any) -> Any:
+    """By Horner's rule, the constant coefficient first."""
+    *others, made = coefficients
+    for coefficient in reversed(others):
+        made = emit("add", emit("mul", made, x), coefficient)
+    return made
+
+
+# How accurate a function is to be: ours are as accurate as they get by default.
+_ACCURACY = {"accuracy": nothing}
+
+
 def _function(name: str, operands: int) -> Rule:
-    # How accurate a function is to be: ours are as accurate as they get by default.
-    knows = {"accuracy": nothing, "out_dtype": nothing, "accumulation_dtype": nothing}
+    knows = _ACCURACY | {"out_dtype": nothing, "accumulation_dtype": nothing}
     return Rule(lambda emit, *xs: emit(name, *xs), (), knows, operands)
 
 
@@ -50,6 +62,8 @@ def _function(name: str, operands: int) -> Rule:
 POINTWISE: dict[str, Rule] = {
     **{name: _function(name, x.operands) for name, x in FUNCTIONS.items()},
     "integer_pow": Rule(_integer_power, ("y",), {"mul_impl": nothing}),
+    "log2": Rule(lambda emit, x: emit("mul", emit("log", x), math.log2(math.e)), (), _ACCURACY),
+    "polynomial": Rule(_polynomial, (), {"unroll": anything}),
     "square": Rule(lambda emit, x: emit("mul", x, x)),
     "add_any": Rule(lambda emit, a, b: emit("add", a, b)),
     "one_minus_square": Rule(lambda emit, x: emit("sub", 1.0, emit("mul", x, x))),

@@ -695,6 +695,8 @@ _RULES: dict[str, Rule] = {
     "tile": lambda equation, x: np.tile(x, equation.params["reps"]),
     "pow": _pow,
     "one_minus_square": lambda equation, x: 1 - x * x,
+    "log2": lambda equation, x: np.log2(x),
+    "polynomial": lambda equation, x, *xs: functools.reduce(lambda y, c: y * x + c, xs[::-1]),
     "and": _bits(np.bitwise_and),
     "or": _bits(np.bitwise_or),
     "xor": _bits(np.bitwise_xor),

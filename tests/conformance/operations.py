@@ -83,8 +83,9 @@ def _keywords(d: Draw, **options: Any) -> str:
 
 # ---- Pointwise -----------------------------------------------------------------------------------
 
-_FLOAT_UNARY = """sqrt rsqrt cbrt exp exp2 expm1 log log1p logistic sin cos tan asin acos atan sinh
-cosh tanh asinh acosh atanh floor ceil erf erfc erf_inv lgamma digamma""".split()
+_FLOAT_UNARY = """sqrt rsqrt cbrt exp exp2 expm1 log log2 log1p logistic sin cos tan asin acos atan
+sinh cosh tanh asinh acosh atanh floor ceil erf erfc erf_inv lgamma digamma""".split()
+_FLOAT_UNARY = [name for name in _FLOAT_UNARY if hasattr(lax, name)]  # not all in each release
 _PARAMETERS = {
     n: set(inspect.signature(getattr(lax, n)).parameters) for n in (*_FLOAT_UNARY, "mul")
 }
@@ -119,8 +120,17 @@ def integer_unary(d: Draw) -> str:
 @operation
 def numpy_unary(d: Draw) -> str:
     names = """isnan isinf isfinite sign fabs cbrt trunc rint logical_not invert signbit reciprocal
-    angle real imag conjugate sinc nan_to_num positive deg2rad i0 exp2""".split()
+    angle real imag conjugate sinc nan_to_num positive deg2rad i0 exp2 log2""".split()
     return f"jnp.{d.pick('function', names)}({d.value()})"
+
+
+@operation
+def polynomial(d: Draw) -> str:
+    x = d.value("f")
+    numbers = [d.integer(-8, 8) / 4 for _ in range(d.integer(1, 12))]
+    known = f"jnp.asarray({numbers}, {x}.dtype)"
+    coefficients = [known, f"jnp.stack([{d.like(x)}, {x}, {d.like(x)}])"]
+    return f"jnp.polyval({d.pick('coefficients', coefficients)}, {x})"
 
 
 @operation
