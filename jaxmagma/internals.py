@@ -1,5 +1,6 @@
 """Every name of JAX's internals that the project uses."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,13 @@ from jax._src.numpy import linalg as numpy_linalg  # _det, _det_2x2, _det_3x3
 from jax.extend.core import Primitive
 
 from jaxmagma.programs.program import ElementProgram
+
+
+_SEARCHES: tuple[Any, ...] = ()
+with contextlib.suppress(ImportError):  # in older releases a search is made of other primitives
+    from jax._src.numpy.hijax import SearchSorted
+
+    _SEARCHES = (SearchSorted,)
 
 
 def lowers_with_devices(primitive: Primitive) -> None:
@@ -37,6 +45,14 @@ def checks_as(
         return checkify.error_checks[call.primitive](*ahead, *operands, **call.params)
 
     checkify.error_checks[primitive] = rule
+
+
+def search_of(primitive: Any) -> str | None:
+    """The side of one of JAX's composite primitives if that is a search in one sorted vector."""
+    if not isinstance(primitive, _SEARCHES) or primitive.batch_dims or primitive.dimension:
+        return None
+    sorted_values, _ = primitive.in_avals_flat
+    return primitive.side if sorted_values.ndim == 1 else None
 
 
 def of_small_matrices(

@@ -50,7 +50,7 @@ def are_loops_and_products(lines: Iterable[Line]) -> bool:
 
     Others, such as a sort, are often faster in the components that a program has.
     """
-    known = _POINTWISE | _MOVES | _PARTS | _JOINS | _SUMS | {"dot_general"}
+    known = _POINTWISE | _MOVES | _PARTS | _JOINS | _SUMS | {"dot_general", "call_hi_primitive"}
 
     def is_known(line: Line) -> bool:
         equation = line.equation

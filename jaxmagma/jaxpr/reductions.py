@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from jax.extend.core import JaxprEqn
 
+from jaxmagma import internals
 from jaxmagma.jaxpr.equations import Unsupported, aval
 from jaxmagma.jaxpr.tiles import Read, Tile, Tiles
 
@@ -125,6 +126,26 @@ def largest(reader: Tiles, equation: JaxprEqn, x: Tile) -> list[Read]:
             _exchange(reader, swap, row, k)
             _exchange(reader, swap, places, k)
     return [reader.stack(row[:most], axis), reader.stack(places[:most], axis)]
+
+
+def search(reader: Tiles, equation: JaxprEqn, ordered: Read, x: Read) -> Read:
+    """How many of some ordered values are less than others, or as large; a composite primitive."""
+    side = internals.search_of(equation.params["_prim"])
+    if side is None:
+        raise Unsupported(
+            f"{type(equation.params['_prim']).__name__} is not an operation of a kernel"
+        )
+    values = reader.pieces(ordered, [0])
+    if len(values) > _MOST_SORTED:
+        raise Unsupported(f"a search in {len(values)} values")
+    count: Read = np.zeros(())
+    for value in values:
+        if side == "left":
+            one = reader.emit("select", _less(reader, value, x), 0.0, 1.0)
+        else:
+            one = reader.emit("select", _less(reader, x, value), 1.0, 0.0)
+        count = reader.emit("add", count, one)
+    return count
 
 
 def _less(reader: Tiles, x: Read, y: Read) -> Read:

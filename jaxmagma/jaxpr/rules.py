@@ -148,6 +148,7 @@ RULES: dict[str, Rule] = {
         operands=1,
     ),
     "custom_linear_solve": Rule(control.linear_solve, ("const_lengths", "jaxprs")),
+    "call_hi_primitive": Rule(reductions.search, ("_prim",)),
     "top_k": Rule(reductions.largest, ("axis", "k"), {"is_stable": anything}, operands=1),
     "sort": Rule(reductions.sort, ("dimension", "num_keys"), {"is_stable": anything}),
 }

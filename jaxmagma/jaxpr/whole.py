@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
+from jaxmagma import internals
 from jaxmagma.jaxpr.equations import Unsupported, aval
 from jaxmagma.jaxpr.tiles import Read, Tile, Tiles
 from jaxmagma.programs import integers
@@ -36,6 +37,8 @@ def limits_of(reader: Tiles, equation: JaxprEqn, operands: Sequence[Read]) -> Bo
     if given is None:
         return None
     shape = reader.shape(operands[0])
+    if name == "call_hi_primitive":
+        return (0, shape[0]) if internals.search_of(equation.params["_prim"]) else None
     found = integers.bounds(name, equation.params, shape, given)
     if found is None:
         return None

@@ -70,6 +70,7 @@ INNER = {
     "inverse_binade": "in inverses",
     **dict.fromkeys(ROUNDINGS.values(), "of what is of a narrower dtype"),
     "one_minus_square": "in the derivative of tanh, of newer releases",
+    "call_hi_primitive": "of newer releases",
     "log2": "of newer releases",
     "polynomial": "of newer releases",
     "expand_dims": "no primitive of the releases from the oldest to the newest",
