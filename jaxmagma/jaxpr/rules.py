@@ -5,7 +5,15 @@ from typing import Any
 
 from jax.lax import GatherScatterMode, Precision
 
-from jaxmagma.jaxpr import contractions, control, indexing, matrices, movement, reductions
+from jaxmagma.jaxpr import (
+    contractions,
+    control,
+    convolutions,
+    indexing,
+    matrices,
+    movement,
+    reductions,
+)
 from jaxmagma.jaxpr.equations import Rule, anything, nothing, one_of
 
 
@@ -67,6 +75,21 @@ RULES: dict[str, Rule] = {
         ("dimension_numbers",),
         # The dtypes of operands and result are all that of the program.
         {
+            "precision": _known_precision,
+            "preferred_element_type": anything,
+            "out_sharding": nothing,
+        },
+        operands=2,
+        truth=False,
+    ),
+    "conv_general_dilated": Rule(
+        convolutions.convolution,
+        (
+            *("dimension_numbers", "window_strides", "padding", "lhs_dilation", "rhs_dilation"),
+            "feature_group_count",
+        ),
+        {
+            "batch_group_count": anything,  # heeded where it is given
             "precision": _known_precision,
             "preferred_element_type": anything,
             "out_sharding": nothing,

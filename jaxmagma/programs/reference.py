@@ -12,7 +12,7 @@ from jax import lax
 
 from jaxmagma.programs import functions
 from jaxmagma.programs.program import Contract, ElementProgram, Gather, Map, Place, View
-from jaxmagma.programs.strides import places
+from jaxmagma.programs.strides import box_of, places
 
 
 Value = tuple[jax.Array, tuple[int, ...]]  # an array, and the batch axes that stand ahead in it
@@ -62,9 +62,22 @@ def _map(program: ElementProgram, number: int, operation: Map, values: Sequence[
 
 
 def _view(operation: View, array: jax.Array, axes: tuple[int, ...]) -> Value:
-    batch = array.shape[: len(axes)]
-    flat = array.reshape(*batch, math.prod(array.shape[len(axes) :]))
-    return flat[..., places(operation.offset, operation.strides, operation.tile)], axes
+    batch, whole = array.shape[: len(axes)], array.shape[len(axes) :]
+    box = box_of(whole, operation.offset, operation.strides, operation.tile)
+    if box is None:
+        flat = array.reshape(*batch, math.prod(whole))
+        return flat[..., places(operation.offset, operation.strides, operation.tile)], axes
+    # Slices, of which XLA makes better loops than of a gather.
+    ends = [first + step * count for first, step, count, _ in box]
+    parts = [
+        slice(first, end if end >= 0 else None, step)
+        for (first, step, *_), end in zip(box, ends, strict=True)
+    ]
+    shown = {position: n for n, (*_, position) in enumerate(box) if position is not None}
+    along = [shown[position] for position in sorted(shown)]
+    along += [n for n in range(len(box)) if n not in along]
+    order = [*range(len(axes)), *(len(axes) + n for n in along)]
+    return jnp.transpose(array[(..., *parts)], order).reshape(*batch, *operation.tile), axes
 
 
 def _place(

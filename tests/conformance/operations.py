@@ -5,6 +5,7 @@ parameter that the primitive has: a test compares the two.
 """
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -1192,6 +1193,33 @@ def factorisations(d: Draw) -> str:
 def fourier(d: Draw) -> str:
     x = d.value("fc", rank=(1, 1), least=1, where=lambda x: x.dtype.itemsize >= 4)
     return f"jnp.fft.{d.pick('call', ['fft', 'ifft'])}({x})"
+
+
+@operation
+def general_convolution(d: Draw) -> str:
+    x = d.value("f", rank=(3, 4), least=2)
+    space = "HW"[: x.ndim - 2]
+    last = d.pick("dimension_numbers", [False, True])  # where features are
+    features = x.shape[-1 if last else 1]
+    groups, batches = d.pick("groups", [(1, 1), (features, 1), (1, x.shape[0])])
+    made, sides = groups * batches * d.integer(1, 2), [d.integer(1, 3) for _ in space]
+    own = features // groups
+    shape = (*sides, own, made) if last else (made, own, *sides)
+    numbers = f"{space}IO" if last else f"OI{space}", f"N{space}C" if last else f"NC{space}"
+    kernel = f"jnp.asarray(np.cos(np.arange({math.prod(shape)}.0)).reshape({shape}), {x}.dtype)"
+    names = "window_strides", "lhs_dilation", "rhs_dilation"
+    strides, dilation, apart = ([d.pick(name, [1, 2]) for _ in space] for name in names)
+    padding = [d.pick("padding", [(1, 1), (0, 0), (2, -1)]) for _ in space]
+    return (
+        f"lax.conv_general_dilated({x}, {kernel}, {strides}, {padding}, {dilation}, {apart}, "
+        f"{(numbers[1], *numbers)}, {groups}, {batches}"
+        + _keywords(
+            d,
+            precision=["lax.Precision.HIGHEST"],
+            preferred_element_type=[f"{x}.dtype"],
+        )
+        + ")"
+    )
 
 
 # ---- Effects -------------------------------------------------------------------------------------
