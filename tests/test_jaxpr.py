@@ -228,6 +228,12 @@ def test_a_value_equals_its_components(
     [
         (lambda x: jnp.sort(x), (33,), "sort of 33"),
         (lambda x: x[jnp.argsort(x)], (17,), "sort of 17"),
+        (lambda x: jnp.convolve(x, np.ones(33)), (40,), "33 values at 33 places"),
+        (
+            lambda x: jax.lax.conv(x[None], np.ones((8, 8, 2, 2)), (1, 1), "SAME"),
+            (8, 4, 4),
+            "256 values at 4 places",
+        ),
         (lambda x: jax.lax.top_k(x, 20)[0], (40,), "the 20 largest of 40"),
         (lambda x: x.astype(np.complex128), (3,), "mixes complex128 with float64"),
         (lambda x: jnp.argmax(x) | 2, (3,), "or computes with int"),

@@ -12,8 +12,9 @@ from jaxmagma.jaxpr.equations import Unsupported, aval
 from jaxmagma.jaxpr.tiles import Read, Tiles
 
 
-# Places of a kernel.
-_MOST_TERMS = 32
+# Places of a kernel; and values of it, for libraries are made for more features.
+_MOST_PLACES = 32
+_MOST_VALUES = 128
 
 
 def convolution(reader: Tiles, equation: JaxprEqn, x: Read, kernel: Read) -> list[Read]:
@@ -21,8 +22,9 @@ def convolution(reader: Tiles, equation: JaxprEqn, x: Read, kernel: Read) -> lis
     of_x, of_kernel, of_result = parameters["dimension_numbers"]
     sizes = [reader.shape(kernel)[axis] for axis in of_kernel[2:]]
     groups = parameters["feature_group_count"] * parameters.get("batch_group_count", 1)
-    if groups > 1 or math.prod(sizes) > _MOST_TERMS:
-        raise Unsupported(f"a convolution with {math.prod(sizes)} places, in {groups} groups")
+    places, values = math.prod(sizes), math.prod(reader.shape(kernel))
+    if groups > 1 or places > _MOST_PLACES or values > _MOST_VALUES:
+        raise Unsupported(f"a convolution with {values} values at {places} places, {groups} groups")
     counts = [aval(made).shape[axis] for axis in of_result[2:]]
     strides, apart = parameters["window_strides"], parameters["rhs_dilation"]
     pads = [(0, 0, 0)] * 2
