@@ -230,7 +230,7 @@ def test_a_value_equals_its_components(
         (lambda x: x[jnp.argsort(x)], (17,), "sort of 17"),
         (lambda x: jnp.convolve(x, np.ones(33)), (40,), "33 values at 33 places"),
         (
-            lambda x: jax.lax.conv(x[None], np.ones((8, 8, 2, 2)), (1, 1), "SAME"),
+            lambda x: jax.lax.conv(x[None], jnp.ones((8, 8, 2, 2)), (1, 1), "SAME"),
             (8, 4, 4),
             "256 values at 4 places",
         ),
