@@ -1,6 +1,7 @@
 """Largest and smallest values, products, and order along an axis, value by value."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from jax.extend.core import JaxprEqn
@@ -73,12 +74,12 @@ def sort(reader: Tiles, equation: JaxprEqn, *operands: Read) -> list[Read]:
     if count > most or reader.dtype.kind == "c":
         raise Unsupported(f"sort of {count} values")
     rows = [list(reader.pieces(x, [axis])) for x in operands]
-    kinds = [np.dtype(aval(x).dtype).kind for x in equation.invars]
-    if alone and kinds[0] not in "biu":
+    are_numbers = [_are_numbers(x) for x in equation.invars]
+    if alone and are_numbers[0]:
         return [reader.stack(_sorted_numbers(reader, rows[0]), axis)]
 
     def less(n: int, x: Read, y: Read) -> Read:
-        return _less(reader, x, y) if kinds[n] not in "biu" else reader.emit("lt", x, y)
+        return _less(reader, x, y, are_numbers[n])
 
     for last in range(count - 1, 0, -1):
         for k in range(last):
@@ -118,11 +119,10 @@ def largest(reader: Tiles, equation: JaxprEqn, x: Tile) -> list[Read]:
     if not 0 < most * len(row) <= _MOST_EXCHANGES or reader.dtype.kind == "c":
         raise Unsupported(f"the {most} largest of {len(row)} values")
     places: list[Read] = [np.full(reader.shape(row[0]), float(n)) for n in range(len(row))]
-    are_numbers = np.dtype(aval(equation.invars[0]).dtype).kind not in "biu"
+    are_numbers = _are_numbers(equation.invars[0])
     for first in range(most):
         for k in reversed(range(first, len(row) - 1)):
-            pair = row[k], row[k + 1]
-            swap = _less(reader, *pair) if are_numbers else reader.emit("lt", *pair)
+            swap = _less(reader, row[k], row[k + 1], are_numbers)
             _exchange(reader, swap, row, k)
             _exchange(reader, swap, places, k)
     return [reader.stack(row[:most], axis), reader.stack(places[:most], axis)]
@@ -130,28 +130,36 @@ def largest(reader: Tiles, equation: JaxprEqn, x: Tile) -> list[Read]:
 
 def search(reader: Tiles, equation: JaxprEqn, ordered: Read, x: Read) -> Read:
     """How many of some ordered values are less than others, or as large; a composite primitive."""
-    side = internals.search_of(equation.params["_prim"])
+    primitive = equation.params["_prim"]
+    side = internals.search_of(primitive)
     if side is None:
-        raise Unsupported(
-            f"{type(equation.params['_prim']).__name__} is not an operation of a kernel"
-        )
+        raise Unsupported(f"{type(primitive).__name__} is not an operation of a kernel")
     values = reader.pieces(ordered, [0])
     if len(values) > _MOST_SORTED:
         raise Unsupported(f"a search in {len(values)} values")
+    are_numbers = _are_numbers(equation.invars[0])
     count: Read = np.zeros(())
     for value in values:
         if side == "left":
-            one = reader.emit("select", _less(reader, value, x), 0.0, 1.0)
+            one = reader.emit("select", _less(reader, value, x, are_numbers), 0.0, 1.0)
         else:
-            one = reader.emit("select", _less(reader, x, value), 1.0, 0.0)
+            one = reader.emit("select", _less(reader, x, value, are_numbers), 1.0, 0.0)
         count = reader.emit("add", count, one)
     return count
 
 
-def _less(reader: Tiles, x: Read, y: Read) -> Read:
+def _are_numbers(variable: Any) -> bool:
+    """Not integers or truth values, which are never NaN."""
+    return np.dtype(aval(variable).dtype).kind not in "biu"
+
+
+def _less(reader: Tiles, x: Read, y: Read, are_numbers: bool) -> Read:
     """NaN is behind all others."""
+    found = reader.emit("lt", x, y)
+    if not are_numbers:
+        return found
     only_y = reader.emit("and", reader.emit("eq", x, x), reader.emit("ne", y, y))
-    return reader.emit("or", reader.emit("lt", x, y), only_y)
+    return reader.emit("or", found, only_y)
 
 
 def _exchange(reader: Tiles, swap: Read, row: list[Read], k: int) -> None:

@@ -7,6 +7,7 @@ it, and tensor cores multiply them. Where no axis is long, each lane has an elem
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 
@@ -46,7 +47,7 @@ class Ownership:
 
 
 def ownerships(plan: Plan, schedule: Schedule, limits: Limits) -> Iterator[Ownership]:
-    """All there is room for, the best one first.
+    """All there is room for.
 
     Tensor cores multiply the fields of two elements in the time of one: in float64, fast ones do.
     """
@@ -75,9 +76,9 @@ def _used_in_loops(plan: Plan, schedule: Schedule) -> frozenset[int]:
     used = {x for n in inside for x in fields.fields[n].operands} - inside
     others = (x for n, x in enumerate(fields.fields) if n not in inside)
     used -= {x for field in others for x in field.operands} | {x.field for x in fields.stores}
-    return frozenset(x for x in used if _is_staged(plan, fields.fields[x]))
+    return frozenset(x for x in used if is_staged(fields.fields[x], plan))
 
 
-def _is_staged(plan: Plan, field: Field) -> bool:
+def is_staged(field: Field, plan: Plan) -> TypeGuard[Load]:
     """Whether it can come through shared memory: an element's, and not gathered."""
     return isinstance(field, Load) and field.index is None and plan.tiles[field.operand].batched

@@ -3,7 +3,8 @@
 Fields along one axis, the *tiled* one, are computed in loops over tiles of eight positions, in
 which they are made from whole fields by tables, go through the functions at the points, and are
 added to whole fields by tables again. Whole fields, those along other axes, and single values stay
-in registers. What a later loop needs along the tiled axis it computes again, from what is whole.
+in registers, or, if they are loaded for loops alone, may stay in memory. What a later loop needs
+along the tiled axis it computes again, from what is whole.
 """
 
 import dataclasses

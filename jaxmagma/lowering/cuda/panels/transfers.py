@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxmagma.lowering.cuda.architectures import Limits
-from jaxmagma.lowering.cuda.panels.fields import Load
 from jaxmagma.lowering.cuda.panels.layout import Layout
-from jaxmagma.lowering.cuda.panels.ownership import Ownership
+from jaxmagma.lowering.cuda.panels.ownership import Ownership, is_staged
 from jaxmagma.lowering.cuda.panels.schedule import Schedule
 from jaxmagma.lowering.cuda.parameters import RESERVED_BYTES, SCHEDULERS, WARP
 from jaxmagma.plans.plan import Plan
@@ -139,7 +138,7 @@ def _reads(plan: Plan, schedule: Schedule) -> _Accesses:
     """Of batched operands, but those of gathers."""
     found: _Accesses = {}
     for x in schedule.fields.fields:
-        if isinstance(x, Load) and x.index is None and plan.tiles[x.operand].batched:
+        if is_staged(x, plan):
             size = plan.tiles[x.operand].size // schedule.fields.rows
             found.setdefault(x.operand, (size, []))[1].append(x.stride)
     return dict(sorted(found.items()))
