@@ -124,6 +124,76 @@ def test_a_table_of_all_points_stays_one() -> None:
     np.testing.assert_allclose(jm.fuse(function)(u), jax.vmap(function)(u), rtol=1e-11, atol=1e-11)
 
 
+def by_a_table(x: jax.Array, scale: jax.Array) -> jax.Array:
+    values = TABLE @ x
+    return TABLE.T @ (scale[:, None] * values**2)
+
+
+TABLE = np.random.default_rng(9).uniform(-1, 1, (12, 8))
+
+
+def test_arguments_and_results_may_have_other_shapes() -> None:
+    """The program is that of a function to which they are given as it computes with them."""
+    wanted = cuda_fused.program_of(by_a_table, (8, 3), (12,), dtype="float64")
+
+    def cubes(x: jax.Array, scale: jax.Array) -> jax.Array:
+        return by_a_table(x.reshape(8, 3), scale.reshape(-1)).reshape(2, 2, 2, 3)
+
+    def energy(x: jax.Array, scale: jax.Array) -> jax.Array:
+        values = TABLE @ x.reshape(8, 3)
+        return jnp.sum(scale.reshape(12, 1) * values**3) / 3
+
+    shapes = (2, 2, 2, 3), (2, 3, 2)
+    found = cuda_fused.program_of(cubes, *shapes, dtype="float64")
+    assert normal_form(found) == normal_form(wanted)
+    found = cuda_fused.program_of(jax.grad(energy), *shapes, dtype="float64")
+    tiles = [x.tile for x in found.inputs if x.constant is None]
+    assert sorted(tiles) == sorted([(8, 3), (12, 1)])
+    assert found.tiles[found.outputs[0].value] == (8, 3)
+
+
+def twice(x: jax.Array) -> jax.Array:
+    return x.reshape(6, 4) + x.reshape(6, 4)[::-1]
+
+
+def in_two_shapes(x: jax.Array) -> jax.Array:
+    return x.reshape(6, 4) @ x.reshape(4, 6)
+
+
+def as_it_is_too(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return x, jnp.exp(x.reshape(-1))
+
+
+def used_and_returned(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    y = jnp.exp(x)
+    return y.reshape(12, 2), y.reshape(12, 2).sum(0)
+
+
+def nothing_else(x: jax.Array) -> jax.Array:
+    return x.reshape(24)
+
+
+def there_and_back(x: jax.Array) -> jax.Array:
+    return jnp.sin(x.reshape(24).reshape(4, 6)).reshape(2, 12).reshape(3, 8)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [twice, in_two_shapes, as_it_is_too, used_and_returned, nothing_else, there_and_back],
+)
+def test_reshapes_at_the_ends(function: Callable[[jax.Array], Any]) -> None:
+    u = jnp.array(np.random.default_rng(5).uniform(-1, 1, (7, 4, 6)))
+
+    def total(mapped: Callable[..., Any]) -> Callable[[jax.Array], jax.Array]:
+        return lambda u: sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(mapped(function)(u)))
+
+    for of in (lambda mapped: mapped(function), lambda mapped: jax.grad(total(mapped))):
+        got, wanted = of(jm.fuse)(u), of(jax.vmap)(u)
+        assert jax.tree.map(jnp.shape, got) == jax.tree.map(jnp.shape, wanted)
+        assert jax.tree.map(jax.typeof, got) == jax.tree.map(jax.typeof, wanted)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-13), got, wanted)
+
+
 @pytest.mark.parametrize(
     ("tile", "shapes"),
     [

@@ -549,8 +549,9 @@ def test_rule_names_what_is_summed_over() -> None:
         lambda x: jax.nn.relu(x) * x,
         lambda x: x[1:3] * x[0],
         lambda x: jnp.pad(x, (1, 1)),
+        lambda x: jnp.cumsum(x.reshape(2, 2) ** 2, 0).reshape(4),
     ],
-    ids=["max", "relu", "slice", "pad"],
+    ids=["max", "relu", "slice", "pad", "reshape"],
 )
 def test_gradients_on_an_explicit_mesh(function: Callable[..., Any], getkey: GetKey) -> None:
     mesh = make_mesh(AxisType.Explicit, d=8)

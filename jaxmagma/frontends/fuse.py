@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxmagma.frontends.closed import closed_forms
 from jaxmagma.frontends.index import GatherAxis, Gathered, ScatterAxis
+from jaxmagma.frontends.reshapes import without_reshapes
 from jaxmagma.frontends.segments import read, run_function
 from jaxmagma.programs.fallback import PlainCall, is_symbolic, tell
 
@@ -275,5 +276,6 @@ def _element(
         except _WANTS_TO_KNOW as error:
             raise reason or error from None
     out_tree, found = results
-    made = iter(run_function(closed, operands))
+    reshaped, operands, shapes = without_reshapes(closed, operands)
+    made = map(jnp.reshape, run_function(reshaped, operands), shapes)
     return jax.tree.unflatten(out_tree, [next(made) if x is _TRACED else x for x in found])
