@@ -7,6 +7,7 @@
 #pragma once
 
 #include "pack.cuh"
+#include "reduce.cuh"
 
 namespace jaxmagma {
 
@@ -109,15 +110,7 @@ __device__ __forceinline__ void store(const Q& quad, const Place<T, W>& to,
   }
 }
 
-// What the lane has whose number differs from this one's in the bits of `other`.
-template <class T>
-__device__ __forceinline__ T from_lane(T x, int other) {
-  return __shfl_xor_sync(0xffffffffu, x, other);
-}
-template <class T>
-__device__ __forceinline__ Complex<T> from_lane(Complex<T> x, int other) {
-  return {from_lane(x.real, other), from_lane(x.imag, other)};
-}
+// The same of several fibres.
 template <class T, int W>
 __device__ __forceinline__ Pack<T, W> from_lane(Pack<T, W> x, int other) {
 #pragma unroll

@@ -16,6 +16,37 @@ __device__ __forceinline__ Fibre<T, 1> reduce(const Fibre<T, N>& x) {
   return y;  // (1)
 }
 
+// What the lane has whose number differs from this one's in the bits of `other`.
+template <class T>
+__device__ __forceinline__ T from_lane(T x, int other) {
+  return __shfl_xor_sync(0xffffffffu, x, other);
+}
+template <class T>
+__device__ __forceinline__ Complex<T> from_lane(Complex<T> x, int other) {
+  return {from_lane(x.real, other), from_lane(x.imag, other)};
+}
+
+// The sums of TERMS terms for all lines of EXTENTS. Of a line, LANES lanes of a warp have some
+// terms each, those side by side at a time, and add up what they have in pairs; one of them stores
+// it.
+template <int THREADS, int LANES, int TERMS, int... EXTENTS, class Term, class Store>
+__device__ __forceinline__ void totals(int thread, const Term& term, const Store& store) {
+  using Every = Lines<EXTENTS...>;
+  constexpr unsigned warp = 32 / LANES;
+  const int lane = thread % LANES, own = thread % 32 / LANES;
+#pragma unroll 1
+  for (unsigned first = thread / 32 * warp; first < Every::count; first += THREADS / LANES) {
+    const bool has = first + own < Every::count;  // lanes without a line have the last one as well
+    const unsigned line = has ? first + own : Every::count - 1;
+    auto sum = Every::visit(line, term, lane);
+#pragma unroll 4
+    for (int i = lane + LANES; i < TERMS; i += LANES) sum = sum + Every::visit(line, term, i);
+#pragma unroll
+    for (int other = LANES / 2; other; other /= 2) sum = sum + from_lane(sum, other);
+    if (has && lane == 0) Every::visit(line, store, sum);
+  }
+}
+
 // A tile of SIZE values summed over elements, spread over the registers of THREADS threads.
 template <class T, int SIZE, int THREADS>
 struct Sum {

@@ -171,8 +171,8 @@ struct Lines {
   static constexpr int count = 1;
 
   template <class Line, class Body, class... At>
-  static __device__ __forceinline__ void visit(Line, const Body& body, At... at) {
-    body(at...);
+  static __device__ __forceinline__ auto visit(Line, const Body& body, At... at) {
+    return body(at...);
   }
 };
 
@@ -181,12 +181,12 @@ struct Lines<FIRST, REST...> {
   static constexpr int count = FIRST * Lines<REST...>::count;
 
   template <class Line, class Body, class... At>
-  static __device__ __forceinline__ void visit(Line line, const Body& body, At... at) {
+  static __device__ __forceinline__ auto visit(Line line, const Body& body, At... at) {
     constexpr unsigned rest = Lines<REST...>::count;
     if constexpr (FIRST == 1) {
-      Lines<REST...>::visit(line, body, at..., coordinate(Line{}));
+      return Lines<REST...>::visit(line, body, at..., coordinate(Line{}));
     } else {
-      Lines<REST...>::visit(line % rest, body, at..., coordinate(line / rest));
+      return Lines<REST...>::visit(line % rest, body, at..., coordinate(line / rest));
     }
   }
 };

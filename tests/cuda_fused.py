@@ -300,3 +300,23 @@ def moving(dtype: Any = "float64") -> ElementProgram:
     stacked = builder.stack([diagonal, third, w], 1)
     outputs = [reverse, scaled, parts, stacked, diagonal]
     return builder.build([Output(x, (0,)) for x in outputs] + [Output(parts, ())]).program
+
+
+def sums(dtype: Any = "float64") -> ElementProgram:
+    """Of many terms and of few, along all axes or some, of operands and of what is computed."""
+    builder = Builder(1)
+    u = builder.input(Input((0,), (5, 6, 7), np.dtype(dtype)))
+    w = builder.input(Input((0,), (67,), np.dtype(dtype)))
+    sizes = {"a": 5, "b": 6, "c": 7, "i": 67}
+    every = builder.contract([(u, "abc")], "", sizes)
+    first = builder.contract([(u, "abc")], "c", sizes)
+    middle = builder.contract([(u, "abc")], "ca", sizes)
+    scaled = builder.pointwise("mul", [(u, "abc"), (every, "")], "abc", sizes)
+    rows = builder.contract([(scaled, "abc")], "a", sizes)
+    long = builder.contract([(w, "i")], "", sizes)
+    product = builder.contract([(w, "i"), (w, "i")], "", sizes)
+    shares = builder.pointwise("mul", [(w, "i"), (product, "")], "i", sizes)
+    total = builder.contract([(shares, "i")], "", sizes)
+    both = builder.pointwise("add", [(total, ""), (long, "")], "", sizes)
+    outputs = [every, first, middle, rows, both, shares]
+    return builder.build([Output(x, (0,)) for x in outputs] + [Output(first, ())]).program

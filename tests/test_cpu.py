@@ -774,10 +774,13 @@ def test_declines_what_it_cannot_do() -> None:
     assert isinstance(found, Declined) and "float32, float64" in found.reason
 
 
-def declined_powers(count: int) -> str | None:
-    """Why products of so many of three numbers, each with each, are no kernel, if they are none."""
+def declined_powers(count: int, *row: int) -> str | None:
+    """Why products of so many of three numbers, each with each, are no kernel, if they are none.
+
+    Each number may be a row of several.
+    """
     builder = Builder(1)
-    x = builder.input(Input((0,), (3,), np.dtype("float64")))
+    x = builder.input(Input((0,), (3, *row), np.dtype("float64")))
     numbers = [builder.index(x, 0, k) for k in range(3)]
     made = [
         functools.reduce(lambda a, b: builder.map("mul", a, b), factors)
@@ -799,6 +802,8 @@ def test_declines_what_does_not_gain() -> None:
         shapes = [(e, *x) if b else x for x, b in zip(shapes, batched, strict=True)]
         assert "bound by memory" in (declined(spec, *shapes) or ""), spec
     assert "bound by memory" in (declined_powers(1) or "")
+    assert "bound by memory" in (declined_powers(1, 4) or "")
+    assert declined_powers(2, 4) is None  # pieces of several values, computed where they stand
     assert declined_powers(3) is None  # 27 pieces
     one = "one matrix product for all elements"
     assert one in (declined("ij,ej->ei", (n, n), (e, n)) or "")

@@ -516,6 +516,24 @@ def test_algebra_and_movement(elements: int, dtype: str) -> None:
     check_fused(cuda_fused.moving(dtype), elements)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex128"])
+@pytest.mark.parametrize("elements", [1, ELEMENTS])
+def test_sums_of_values_of_an_element(elements: int, dtype: str) -> None:
+    check_fused(cuda_fused.sums(dtype), elements)
+
+
+@pytest.mark.parametrize("count", [31, 128, 600, 2049])
+def test_long_vectors(count: int) -> None:
+    """Sums of so many values, what is made of them, and the vector once more."""
+
+    def normalised(x: jax.Array) -> jax.Array:
+        centred = x - jnp.mean(x)
+        return centred / jnp.sqrt(1e-3 + jnp.mean(centred**2))
+
+    program = cuda_fused.program_of(normalised, (count,), dtype="float64")
+    check_fused(program, 101, tolerance=64)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_every_function(dtype: str) -> None:
     """On numbers of either sign and any size, NaN and infinities."""

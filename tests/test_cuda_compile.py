@@ -652,6 +652,8 @@ FUSED: dict[str, Any] = {
     "algebra at points": lambda: cuda_fused.pointwise_algebra(3),
     "movement": cuda_fused.moving,
     "movement, float32": lambda: cuda_fused.moving("float32"),
+    "sums": cuda_fused.sums,
+    "sums, complex": lambda: cuda_fused.sums("complex64"),
 }
 
 

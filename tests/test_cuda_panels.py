@@ -182,6 +182,23 @@ def channels(count: int, dtype: str) -> Case:
     return function, ((count, 5), (count, 4))
 
 
+def metric_at_points(*points: int, weights: tuple[int, ...] = ()) -> Case:
+    """A metric and a flux at all points, where nothing meets: weights differ along some axes."""
+    w = table(*weights, *(1 for _ in range(len(points) - len(weights)))) + 2
+
+    def at_point(J: Any, w: Any) -> Any:
+        inverse = jnp.linalg.inv(J + 3 * jnp.eye(3))
+        return w * jnp.linalg.det(J) * inverse @ inverse.T, jnp.cumsum(J[0] * w)
+
+    def function(J: Any) -> Any:
+        mapped: Any = at_point
+        for _ in points:
+            mapped = jax.vmap(mapped)
+        return mapped(J, jnp.broadcast_to(w, points))
+
+    return function, ((*points, 3, 3),)
+
+
 CASES = {
     "diffusion of four nodes": diffusion(4, 4),
     "diffusion of ten nodes": diffusion(11, 10),
@@ -205,6 +222,9 @@ CASES = {
     "channels": channels(7, "float64"),
     "channels in float32": channels(6, "float32"),
     "gradients with a matrix": with_a_matrix(4, 10),
+    "a metric at points": metric_at_points(27, weights=(27,)),
+    "a metric on three axes of points": metric_at_points(2, 3, 4, weights=(2, 3, 4)),
+    "a metric with equal weights": metric_at_points(2, 3),
 }
 
 
@@ -389,6 +409,17 @@ def test_tables_that_are_traced(emulated: Path) -> None:
     cuda_fused.assert_same(program, arrays, emulate(program, arrays, emulated))
 
 
+def test_what_rows_have_apart_but_elements_share(emulated: Path) -> None:
+    def function(w: Any, x: Any) -> Any:
+        return jnp.cumsum(jnp.exp(x * w[:, None]), axis=1)
+
+    fused = jm.fuse(function, in_axes=(None, 0))
+    (program,) = jaxprs.programs(fused, jnp.zeros(6), jnp.zeros((2, 6, 5)))
+    program, _ = normal_form(program)
+    arrays = arguments(program, (37,))
+    cuda_fused.assert_same(program, arrays, emulate(program, arrays, emulated))
+
+
 @pytest.mark.parametrize("in_axes", [(0, None, 0), (None, 0, 0), (1, 0, None)])
 def test_two_batch_axes(in_axes: tuple[int | None, ...], emulated: Path) -> None:
     """Operands have both of them, one, or the other one."""
@@ -429,6 +460,25 @@ def test_gathered_operands(dtype: str, emulated: Path) -> None:
 
 
 # ---- What has none -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "lanes"),
+    [
+        (lambda x: jnp.cumsum(x, axis=1), (8, 8), True),
+        (lambda x: jax.vmap(jax.vmap(jnp.linalg.inv))(x), (4, 5, 3, 3), True),
+        (lambda x: x - jnp.linalg.norm(x, axis=-1, keepdims=True), (16, 3), True),
+        # Threads with columns are side by side in memory.
+        (lambda x: jnp.cumsum(x, axis=0), (8, 8), False),
+    ],
+)
+def test_lanes_have_rows_where_these_do_not_meet(
+    function: Any, shape: tuple[int, ...], lanes: bool
+) -> None:
+    program = program_of((function, (shape,)))
+    kernel = cuda.lower(cuda.planned(program), (1000,), target=Target("cuda", "sm_90"))
+    assert isinstance(kernel, Kernel)
+    assert ("on a lane" in kernel.description) == lanes
 
 
 def test_what_has_no_panels() -> None:

@@ -124,12 +124,12 @@ def test_a_table_of_all_points_stays_one() -> None:
     np.testing.assert_allclose(jm.fuse(function)(u), jax.vmap(function)(u), rtol=1e-11, atol=1e-11)
 
 
+TABLE: Any = np.random.default_rng(9).uniform(-1, 1, (12, 8))
+
+
 def by_a_table(x: jax.Array, scale: jax.Array) -> jax.Array:
     values = TABLE @ x
     return TABLE.T @ (scale[:, None] * values**2)
-
-
-TABLE = np.random.default_rng(9).uniform(-1, 1, (12, 8))
 
 
 def test_arguments_and_results_may_have_other_shapes() -> None:
@@ -184,7 +184,7 @@ def there_and_back(x: jax.Array) -> jax.Array:
 def test_reshapes_at_the_ends(function: Callable[[jax.Array], Any]) -> None:
     u = jnp.array(np.random.default_rng(5).uniform(-1, 1, (7, 4, 6)))
 
-    def total(mapped: Callable[..., Any]) -> Callable[[jax.Array], jax.Array]:
+    def total(mapped: Callable[..., Any]) -> Callable[[jax.Array], Any]:
         return lambda u: sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(mapped(function)(u)))
 
     for of in (lambda mapped: mapped(function), lambda mapped: jax.grad(total(mapped))):

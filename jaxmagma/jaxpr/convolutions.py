@@ -1,4 +1,4 @@
-"""Small convolutions of float32: sums of shifted tiles, a term for each place of the kernel."""
+"""Small convolutions: sums of shifted tiles, a term for each place of the kernel."""
 
 import math
 
@@ -25,8 +25,8 @@ def convolution(reader: Tiles, equation: JaxprEqn, x: Read, kernel: Read) -> lis
     places, values = math.prod(sizes), math.prod(reader.shape(kernel))
     if groups > 1 or places > _MOST_PLACES or values > _MOST_VALUES:
         raise Unsupported(f"a convolution with {values} values at {places} places, {groups} groups")
-    if reader.dtype != np.float32:
-        # XLA has loops for them on a CPU, and of float32 a library that is slow for small ones.
+    if reader.dtype != np.float32 and jax.default_backend() == "cpu":
+        # XLA has loops for them there, and of float32 a library that is slow for small ones.
         raise Unsupported(f"a convolution of {reader.dtype}")
     counts = [aval(made).shape[axis] for axis in of_result[2:]]
     strides, apart = parameters["window_strides"], parameters["rhs_dilation"]

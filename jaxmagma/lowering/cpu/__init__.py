@@ -68,7 +68,7 @@ from jaxmagma.lowering.rules import Rules
 from jaxmagma.lowering.space import Space, one
 from jaxmagma.lowering.target import Target
 from jaxmagma.plans import factoring
-from jaxmagma.plans.plan import Plan, Pointwise, Product, Step
+from jaxmagma.plans.plan import Plan, Pointwise, Product, Rearrange, Step
 from jaxmagma.programs.functions import CHOICES, COMPLEX_FUNCTIONS, VALUE_BY_VALUE
 from jaxmagma.programs.program import ElementProgram, Gather, Place
 
@@ -289,15 +289,26 @@ def _values(plan: Plan) -> int:
 def _has_many_pieces(plan: Plan) -> bool:
     """Whether a result is put together of so many that XLA's loop for it is slow.
 
-    So the weights of the 27 points around a particle are a kernel.
+    So the weights of the 27 points around a particle are a kernel. So are fewer pieces of several
+    values each, as the sums along rows of a matrix: at every place XLA decides which one is there,
+    and computes it from its operands anew (``benchmarks/results/spellings-epyc.txt``).
     """
     first = len(plan.program.inputs)
 
-    def pieces(tile: int) -> int:
-        step = plan.steps[tile - first] if tile >= first else None
-        return sum(map(pieces, step.operands)) if isinstance(step, Place) else 1
+    def step(tile: int) -> Step | None:
+        return plan.steps[tile - first] if tile >= first else None
 
-    return any(pieces(x) > _MOST_PIECES_OF_XLA for x in plan.results)
+    def pieces(tile: int) -> list[int]:
+        made = step(tile)
+        return [y for x in made.operands for y in pieces(x)] if isinstance(made, Place) else [tile]
+
+    def is_slow(result: int) -> bool:
+        found = pieces(result)
+        computed = [x for x in found if isinstance(step(x), Pointwise | Rearrange)]
+        large = len(found) > 1 and any(plan.tiles[x].size > 1 for x in computed)
+        return len(found) > _MOST_PIECES_OF_XLA or large
+
+    return any(map(is_slow, plan.results))
 
 
 def _is_matrix_product(plan: Plan, step: Product) -> bool:

@@ -21,7 +21,7 @@ from jaxmagma.lowering.cuda.matrices import Matrices
 from jaxmagma.lowering.cuda.ownership import Ownership
 from jaxmagma.lowering.cuda.schedule import Schedule
 from jaxmagma.lowering.cuda.schedule.ends import Ends
-from jaxmagma.lowering.cuda.schedule.sweeps import Accumulation
+from jaxmagma.lowering.cuda.schedule.sweeps import Accumulation, Total
 from jaxmagma.lowering.cuda.transfers import Transfers
 from jaxmagma.plans.plan import Plan
 
@@ -91,12 +91,14 @@ class Block:
         return self.transfers.ahead and not self.ends.summed
 
     def describe(self) -> str:
-        sweeps, every = self.schedule.sweeps, len(self.schedule.stages)
+        sweeps, every = self.schedule.sweeps, self.schedule.stages
         stages = [f"{len(sweeps)} sweeps"] if sweeps else []
-        sums = sum(isinstance(stage, Accumulation) for stage in self.schedule.stages)
+        totals, sums = (sum(isinstance(x, kind) for x in every) for kind in (Total, Accumulation))
         outers = sum(len(stage.outers) for stage in sweeps)
-        if len(sweeps) + sums < every:
-            stages.append(f"{every - len(sweeps) - sums} gemms")
+        if gemms := len(every) - len(sweeps) - totals - sums:
+            stages.append(f"{gemms} gemms")
+        if totals:
+            stages.append(f"{totals} sums")
         if sums + outers:
             stages.append(f"{sums + outers} products summed over elements")
         split = self.matrices.split_products()

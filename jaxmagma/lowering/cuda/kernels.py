@@ -14,6 +14,7 @@ from jaxmagma.lowering.cuda.model import (
     keeps_more_busy,
     wants_panels,
     wants_rows,
+    works_in_rows,
 )
 from jaxmagma.lowering.cuda.panels import Panels, panels_of
 from jaxmagma.lowering.cuda.parameters import Parameters
@@ -25,9 +26,9 @@ from jaxmagma.lowering.cuda.schedule.origins import resolvable
 from jaxmagma.lowering.kernel import Declined, Excess, Kernel
 from jaxmagma.lowering.target import Target
 from jaxmagma.plans import factoring
-from jaxmagma.plans.plan import Plan, Pointwise, Product
+from jaxmagma.plans.plan import Plan, Pointwise, Product, Rearrange, Step
 from jaxmagma.programs.functions import COMPLEX_FUNCTIONS
-from jaxmagma.programs.program import Gather
+from jaxmagma.programs.program import Gather, Place, View
 
 
 BGEMM_TARGET = "jaxmagma_cuda_bgemm"
@@ -54,6 +55,8 @@ def kernel_of(
             return _bgemm(product, *sizes)
         if min(sizes) > LARGEST_BGEMM:
             return Declined("one product of matrices so large is the library's that XLA calls")
+    if parameters is None and all(map(_moves, plan.steps)):
+        return Declined("XLA's loops move values as fast")
     if parameters is None and _reads_matrices_once(plan):
         return Declined("XLA multiplies as it reads matrices of four-byte values, as fast")
     given = parameters or Parameters()
@@ -70,9 +73,11 @@ def kernel_of(
         if isinstance(rows, Block) and rows.transfers.streams and comes_in_rows(rows):
             block = rows
     # Other parameters are those of a block.
-    if parameters in (None, Parameters()) and wants_panels(block):
-        panels = panels_of(constants_folded(plan), limits)
-        if isinstance(panels, Panels):
+    if parameters in (None, Parameters()):
+        wanted = wants_panels(block)
+        panels = panels_of(constants_folded(plan), limits) if wanted or works_in_rows(block) else ""
+        # Threads with rows of an element are apart in memory, as lanes with elements are.
+        if isinstance(panels, Panels) and (wanted or panels.has_rows):
             return kernel_of_panels(panels)
     if isinstance(block, Declined):
         return block
@@ -191,6 +196,11 @@ def _reads_matrices_once(plan: Plan) -> bool:
     ends = [x for x in (*range(len(program.inputs)), *plan.results) if plan.tiles[x].batched]
     every = sum(plan.tiles[x].size for x in ends)
     return sum(plan.tiles[x].size for x in matrices) > MATRICES_ALONE * every
+
+
+def _moves(step: Step) -> bool:
+    """Whether a step computes nothing."""
+    return isinstance(step, View | Place) or (isinstance(step, Rearrange) and not step.flops)
 
 
 def _bgemm(product: Product, size: int) -> Kernel:

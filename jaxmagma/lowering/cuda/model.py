@@ -243,6 +243,17 @@ def wants_panels(block: Block | Declined) -> bool:
     return any(not block.plan.tiles[x].batched for gemm in gemms for x in gemm.step.operands)
 
 
+def works_in_rows(block: Block | Declined) -> bool:
+    """Whether threads may have rows of an element each: no matrix is applied, nothing exchanged."""
+    if isinstance(block, Declined):
+        return False
+    sweeps = block.schedule.sweeps
+    matrices = any(move.matrix is not None for sweep in sweeps for move in sweep.moves)
+    tiles = (block.plan.tiles[x] for x in (*range(block.ends.inputs), *block.plan.results))
+    alone = len(sweeps) == len(block.schedule.stages) and not matrices and not block.ends.summed
+    return alone and any(x.batched and len(x.shape) > 1 for x in tiles)
+
+
 def keeps_more_busy(joined: Block, apart: Block) -> bool:
     """Whether fields of vectors, which have more lines, take no more stages and memory than apart.
 

@@ -12,7 +12,14 @@ from jaxmagma.lowering.cuda.matrices import QUAD_FIBRES, WORD, Matrices
 from jaxmagma.lowering.cuda.parameters import MAX_THREADS, WARP, Parameters
 from jaxmagma.lowering.cuda.schedule import Schedule
 from jaxmagma.lowering.cuda.schedule.gemms import blocking_of
-from jaxmagma.lowering.cuda.schedule.sweeps import Accumulation, Assembly, Gemm, Stage, Sweep
+from jaxmagma.lowering.cuda.schedule.sweeps import (
+    Accumulation,
+    Assembly,
+    Gemm,
+    Stage,
+    Sweep,
+    Total,
+)
 from jaxmagma.lowering.cuda.transfers import Transfers, is_direct
 
 
@@ -119,6 +126,8 @@ def _threads_of(schedule: Schedule, stage: Stage, packed: int) -> int:
     """Threads that one element keeps busy."""
     if isinstance(stage, Gemm):
         return blocking_of(stage.step, schedule.ends.dtype.itemsize).count
+    if isinstance(stage, Total):
+        return stage.lanes * math.prod(stage.step.shape)
     if isinstance(stage, Accumulation):
         return -(-math.prod(stage.step.extents.values()) // ACCUMULATED_VALUES)
     if isinstance(stage, Assembly):

@@ -22,10 +22,10 @@ from jaxmagma.lowering.cuda.schedule.sweeps import (
     Assembly,
     Gemm,
     Sweep,
+    Total,
     Value,
 )
 from jaxmagma.lowering.cuda.transfers import BEFORE, Transfers
-from jaxmagma.plans.plan import Rearrange
 from jaxmagma.programs.strides import row_major
 
 
@@ -155,6 +155,9 @@ def _accesses_to(transfers: Transfers, tile: int, threads: int) -> Iterator[tupl
         elif isinstance(stage, Accumulation):
             for lines in _of_sum(stage, tile):
                 yield position, Access(lines, threads)
+        elif isinstance(stage, Total):
+            for lines in _of_total(stage, tile):
+                yield position, Access(lines, threads)
         else:
             blocking = blocking_of(stage.step, transfers.schedule.ends.dtype.itemsize)
             for labels in _labels_of(stage, tile):
@@ -181,12 +184,19 @@ def _of_sum(stage: Accumulation, tile: int) -> Iterator[tuple[tuple[int, int], .
             yield ((PIECE // rows, -1), *own)
 
 
+def _of_total(stage: Total, tile: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Lanes have terms next to each other."""
+    step = stage.step
+    if tile == step.operand:
+        own = tuple((n, step.labels.find(x)) for x, n in stage.lines)
+        yield (*own, (stage.lanes, step.labels.index(stage.summed[-1])))
+    if tile == stage.number:
+        yield (*((n, axis) for axis, (_, n) in enumerate(stage.lines)), (stage.lanes, -1))
+
+
 def _labels_of(stage: Gemm, tile: int) -> list[str]:
     step = stage.step
-    if isinstance(step, Rearrange):
-        pairs = [(step.operand, step.labels)]
-    else:
-        pairs = [(step.left, step.left_labels), (step.right, step.right_labels)]
+    pairs = [(step.left, step.left_labels), (step.right, step.right_labels)]
     return [x for n, x in [*pairs, (stage.number, step.output_labels)] if n == tile]
 
 

@@ -47,9 +47,14 @@ class Panels:
         return source_of(self.plan, self.schedule, self.ownership, self.layout, self.transfers)
 
     @property
+    def has_rows(self) -> bool:
+        """Whether elements are rows of what the program calls an element."""
+        return self.schedule.fields.count > 1
+
+    @property
     def axes(self) -> int:
         """Over elements, their rows among them."""
-        return self.plan.program.batch_rank + (self.schedule.fields.rows > 1)
+        return self.plan.program.batch_rank + len(self.schedule.fields.rows)
 
     @property
     def pointers(self) -> tuple[Pointer, ...]:

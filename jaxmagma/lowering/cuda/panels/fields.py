@@ -5,8 +5,8 @@ single value of the element. The long axes are those that tables shared by all e
 along, or make; all other axes are taken apart, a field for each component. A tile with two long
 axes is no fields, nor is one that elements share and some step computes.
 
-Where every tile has a first axis along which nothing is summed or taken apart, such as channels,
-that is another axis over elements: an element has so many *rows*, which are computed alike.
+Where every tile has first axes along which nothing is summed or taken apart, such as channels or
+points, those are more axes over elements: an element has so many *rows*, which are computed alike.
 """
 
 import contextlib
@@ -50,7 +50,8 @@ class Load:
     """``operand.flat[offset + stride * i]``, for each position i of an axis, if there is one.
 
     Of a vector that is gathered from: row ``index.flat[offset + stride * i]`` of it, and of that
-    number ``component`` of ``components``.
+    number ``component`` of ``components``. What all elements share may differ from one row of an
+    element to the next, which is ``row`` values further.
     """
 
     operand: int
@@ -60,6 +61,7 @@ class Load:
     index: int | None = None
     component: int = 0
     components: int = 1
+    row: int = 0
 
     @property
     def operands(self) -> tuple[int, ...]:
@@ -120,14 +122,19 @@ class Store:
 class Fields:
     """Fields in the order in which they can be computed, and what is stored of them.
 
-    ``extents`` are those of the long axes. An element has so many ``rows``, one after the other in
-    every operand and result; offsets are those of the first one.
+    ``extents`` are those of the long axes, ``rows`` of the axes over rows of an element, which
+    follow each other in every operand and result; offsets are those of the first one.
     """
 
-    rows: int
+    rows: tuple[int, ...]
     extents: tuple[int, ...]
     fields: tuple[Field, ...]
     stores: tuple[Store, ...]
+
+    @property
+    def count(self) -> int:
+        """Of the rows of an element."""
+        return math.prod(self.rows)
 
     @property
     def has_products(self) -> bool:
@@ -143,7 +150,8 @@ class Fields:
         return sorted(needed - given)
 
     def __repr__(self) -> str:
-        lines = [f"axes {list(self.extents)}" + (f", {self.rows} rows" if self.rows > 1 else "")]
+        rows = f", {self.count} rows" if self.rows else ""
+        lines = [f"axes {list(self.extents)}{rows}"]
         for number, field in enumerate(self.fields):
             along = "" if field.axis is None else f" along {self.extents[field.axis]}"
             lines.append(f"%{number}{along} = {_formula(field)}")
@@ -155,7 +163,7 @@ def _formula(field: Field) -> str:
     if isinstance(field, Number):
         return repr(field.value)
     if isinstance(field, Load):
-        at = f"{field.offset}{_stride(field.stride)}"
+        at = f"{field.offset}{_stride(field.stride)}{_stride(field.row, 'row')}"
         if field.index is not None:
             return f"operand {field.operand}[operand {field.index}[{at}]][{field.component}]"
         return f"operand {field.operand}[{at}]"
@@ -250,7 +258,7 @@ class _LongAxes(JoinedAxes):
         self._numbers = {root: n for n, root in enumerate(roots)}
         self.extents = tuple(plan.tiles[x[0]].shape[x[1]] for x in roots)
         self._rows = self._of_rows(plan)
-        self.rows = plan.tiles[self._rows[0]].shape[self._rows[1]] if self._rows else 1
+        self.rows = tuple(plan.tiles[x].shape[n] for x, n in self._rows)
 
     def of(self, tile: int, axis: int) -> int | None:
         """The number of the long axis that an axis of a tile is, if it is one."""
@@ -258,25 +266,43 @@ class _LongAxes(JoinedAxes):
 
     def is_of_rows(self, tile: int, axis: int) -> bool:
         """Whether an axis of a tile is over rows of an element."""
-        return self._rows is not None and self.root((tile, axis)) == self._rows
+        return self.root((tile, axis)) in self._rows
 
-    def _of_rows(self, plan: Plan) -> Axis | None:
-        """The axis over rows, if there is one: the first of every operand and result."""
-        inputs = len(plan.program.inputs)
+    def _of_rows(self, plan: Plan) -> list[Axis]:
+        """The axes over rows: the first ones of every operand and result."""
         batched = [n for n, x in enumerate(plan.tiles) if x.batched]
         if plan.program.batch_rank != 1 or any(isinstance(x, Gather) for x in plan.steps):
-            return None
-        if not all(plan.tiles[n].shape for n in batched):
-            return None
-        first = self.root((batched[0], 0))
-        where = {
-            n: [axis for axis in range(len(x.shape)) if self.root((n, axis)) == first]
-            for n, x in enumerate(plan.tiles)
-        }
-        ends = [n for n in batched if n < inputs or n in plan.results]
-        alike = all(len(where[n]) == 1 for n in batched) and all(where[n] == [0] for n in ends)
-        shared = any(where[n] for n, x in enumerate(plan.tiles) if not x.batched)
-        return first if alike and not shared and first not in self._numbers else None
+            return []
+        rank = min(len(plan.tiles[n].shape) for n in batched)
+        found = (self.root((batched[0], axis)) for axis in range(rank))
+        rows = list(itertools.takewhile(lambda x: self._is_over_rows(plan, x), found))
+        shared = [n for n, x in enumerate(plan.tiles) if not x.batched]
+        return rows if all(self._follow_each_other(plan, n, rows) for n in shared) else []
+
+    def _is_over_rows(self, plan: Plan, root: Axis) -> bool:
+        """Whether every tile of elements has an axis once, operands and results at one place."""
+        if root in self._numbers:
+            return False
+        ends: set[int] = set()
+        for number, tile in enumerate(plan.tiles):
+            where = [n for n in range(len(tile.shape)) if self.root((number, n)) == root]
+            if tile.batched and len(where) != 1:
+                return False
+            if tile.batched and (number < len(plan.program.inputs) or number in plan.results):
+                ends.update(where)
+        return len(ends) == 1
+
+    def _follow_each_other(self, plan: Plan, tile: int, rows: list[Axis]) -> bool:
+        """Whether a tile that elements share is the same for all rows, or has one after the other.
+
+        Where tables are applied, several lanes have a row.
+        """
+        own = [self.root((tile, n)) for n in range(len(plan.tiles[tile].shape))]
+        axes = [n for n, x in enumerate(own) if x in rows]
+        if not axes:
+            return True
+        first = axes[0]
+        return own[first : first + len(rows)] == rows == [own[n] for n in axes] and not self.extents
 
 
 def _parts(number: int, step: View | Place) -> list[tuple[int, int, int, tuple[int, ...]]]:
@@ -316,7 +342,7 @@ class _Reading:
         for number, step in plan.numbered_steps():
             if not plan.tiles[number].batched:
                 raise Unsuitable("a table is computed")
-            if not self.extents and math.prod(step.shape) > MOST_FIELDS * self.rows:
+            if not self.extents and math.prod(step.shape) > MOST_FIELDS * math.prod(self.rows):
                 raise Unsuitable("too many fields")
             self._long(number)
             self.parts[number] = dict(self._of_step(number, step))
@@ -394,13 +420,15 @@ class _Reading:
         """The field of a component of an operand, whose axes are ``short`` but for the long one."""
         strides = row_major(self.plan.tiles[tile].shape)
         offset = sum(i * strides[n] for i, n in zip(index, short, strict=True))
+        of_rows = [x for n, x in enumerate(strides) if self.axes.is_of_rows(tile, n)]
+        row = 0 if self.plan.tiles[tile].batched else min(of_rows, default=0)
         constant = self.plan.program.inputs[tile].constant
-        if long is None and constant is not None:
+        if long is None and constant is not None and not row:
             value = float(constant.array.reshape(-1)[offset])
             if math.isfinite(value):
                 return self.add(Number.of(value))
         stride, axis = (0, None) if long is None else (strides[long[0]], long[1])
-        return self.add(Load(tile, offset, stride, axis))
+        return self.add(Load(tile, offset, stride, axis, row=row))
 
     def _stores(self, output: int, tile: int) -> Iterator[Store]:
         long = self._long(tile)

@@ -115,7 +115,7 @@ def layout_of(plan: Plan, fields: Fields) -> Layout:
 def _is_by_point(plan: Plan, field: Load) -> bool:
     """Whether lanes read different values of an operand that all elements share."""
     tile = plan.tiles[field.operand]
-    own = not tile.batched and field.index is None and field.axis is not None
+    own = not tile.batched and field.index is None and (field.axis is not None or field.row > 0)
     return own and tile.size <= _MOST_VALUES
 
 

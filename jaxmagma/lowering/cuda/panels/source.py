@@ -48,12 +48,10 @@ def pointers_of(plan: Plan, schedule: Schedule) -> tuple[Pointer, ...]:
     for number, out in enumerate(program.outputs):
         buffer, size = len(program.arguments) + number, plan.tiles[plan.results[number]].size
         pointers.append(Pointer(f"out{number}", buffer, out.batch, size, itemsize, True, type_))
-    rows = schedule.fields.rows
-    if rows == 1:
-        return tuple(pointers)
-    # Rows of an element are another axis over elements.
+    # Rows of an element are more axes over elements.
+    over = tuple(program.batch_rank + n for n in range(len(schedule.fields.rows)))
     return tuple(
-        replace(x, axes=(*x.axes, program.batch_rank), size=x.size // rows) if x.axes else x
+        replace(x, axes=(*x.axes, *over), size=x.size // schedule.fields.count) if x.axes else x
         for x in pointers
     )
 
@@ -174,6 +172,9 @@ class _Printer:
                     self._print_bring("first", "0")
                     text("await_stages<0>();")
                 text("const auto slice = jaxmagma::slice<kPanel>(first, batch.inner);")
+                if any(isinstance(x, Load) and x.row for x in self.fields):
+                    count = self.schedule.fields.count
+                    text(f"const int row = slice.element(threadIdx.x % 32) % {count};")
                 self._print_places()
                 first, *others = self.schedule.scopes
                 self._print_parts(first)
@@ -352,7 +353,8 @@ class _Printer:
             if field.index is not None:
                 return self._gathered(field, offset)
             if shared:
-                return f"{self.type}({self._shared(field.operand)}[{offset}])"
+                row = f" + {field.row} * row" if field.row else ""
+                return f"{self.type}({self._shared(field.operand)}[{offset}{row}])"
             return f"get(g{field.operand} + ({offset}))"
         extent = self.extents[field.axis]
         if field.index is not None:

@@ -139,7 +139,7 @@ def _reads(plan: Plan, schedule: Schedule) -> _Accesses:
     found: _Accesses = {}
     for x in schedule.fields.fields:
         if is_staged(x, plan):
-            size = plan.tiles[x.operand].size // schedule.fields.rows
+            size = plan.tiles[x.operand].size // schedule.fields.count
             found.setdefault(x.operand, (size, []))[1].append(x.stride)
     return dict(sorted(found.items()))
 
@@ -148,7 +148,7 @@ def _writes(plan: Plan, schedule: Schedule) -> _Accesses:
     """Of results."""
     found: _Accesses = {}
     for x in schedule.fields.stores:
-        size = plan.tiles[plan.results[x.output]].size // schedule.fields.rows
+        size = plan.tiles[plan.results[x.output]].size // schedule.fields.count
         found.setdefault(x.output, (size, []))[1].append(x.stride)
     return dict(sorted(found.items()))
 

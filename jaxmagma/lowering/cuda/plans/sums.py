@@ -3,9 +3,8 @@
 A contraction with a small result and many terms, ``sum_abc u[abc] v[abc]``, has work for one thread
 where there should be some for many. It becomes steps that a GPU can share:
 
-* A product without rows and columns is a pointwise product and then a sum. Each label is summed on
-  its own, first the one along which fibres run when the product is made: that sum takes place in
-  registers.
+* A product without rows and columns is a pointwise product and then a sum. If fibres run along a
+  label when the product is made, that one is summed on its own: in registers. Lanes share the rest.
 * A product with few blocks of rows and columns keeps one of the labels it sums over, for other
   threads, and sums over it afterwards.
 """
@@ -78,24 +77,19 @@ class _Spreader:
         return self.add(step)
 
     def sums(self, tile: int, labels: str, output: str, extents: dict[str, int]) -> int:
-        """Sums a tile over one label after the other."""
+        """Sums a tile over some of its labels."""
         summed = [x for x in labels if x not in output]
-        first = self.fibre(tile, labels)
-        summed.sort(key=lambda x: (x != first, -labels.index(x)))
-        for position, label in enumerate(summed):
-            last = position == len(summed) - 1
-            left = output if last else labels.replace(label, "")
+        fibre = self.fibre(tile, labels)
+        if fibre in summed and len(summed) > 1:
+            left = labels.replace(fibre, "")
             sizes = tuple((x, extents[x]) for x in sorted(labels))
             tile = self.add(Rearrange(tile, labels, left, sizes))
             labels = left
-        if labels != output:
-            tile = self.add(
-                Rearrange(tile, labels, output, tuple((x, extents[x]) for x in sorted(labels)))
-            )
-        return tile
+        sizes = tuple((x, extents[x]) for x in sorted(labels))
+        return self.add(Rearrange(tile, labels, output, sizes))
 
     def fibre(self, tile: int, labels: str) -> str:
-        """The label along which fibres run when the tile is made, as a mode product has it."""
+        """The label along which fibres run when a mode product makes the tile; or none."""
         first = len(self.old.program.inputs)
         places: Sequence[tuple[int, str]] = [(tile, labels)]
         while places:
@@ -114,7 +108,7 @@ class _Spreader:
                     (step.right, step.right_labels),
                 ):
                     places = [*places, (operand, "".join(names[x] for x in own))]
-        return labels[-1:]
+        return ""
 
     def add(self, step: Step) -> int:
         batched = any(self.tiles[x].batched for x in step.operands)

@@ -20,6 +20,7 @@ from jaxmagma.lowering.cuda.schedule.sweeps import (
     Move,
     Stage,
     Sweep,
+    Total,
     copies,
     copy_sweep,
     described,
@@ -125,7 +126,7 @@ def schedules_of(
     whole = _whole_sums(ends, quads)
     kept += ends.kept_registers(whole)
     stages = stages_of(steps_of(ends.plan, ends.skipped, quads, halves, kept))
-    made = {tile for x in stages if isinstance(x, Sweep | Gemm) for tile in made_by(x)}
+    made = {tile for x in stages if isinstance(x, Sweep | Gemm | Total) for tile in made_by(x)}
 
     def schedule(staging: bool) -> Schedule:
         some, staged = _with_staging(ends, stages, staging)
@@ -150,9 +151,11 @@ def _with_staging(
     """
     found: list[Stage] = []
     staged: set[int] = set()
+    uses = [x for step in ends.plan.steps for x in step.operands]
     for stage in stages:
-        for operand in stage.step.operands if isinstance(stage, Gemm) else ():
-            needed = staging or ends.origin(operand).index is not None
+        for operand in stage.step.operands if isinstance(stage, Gemm | Total) else ():
+            again = isinstance(stage, Gemm) or uses.count(operand) > 1
+            needed = (staging and again) or ends.origin(operand).index is not None
             if ends.is_outside(operand) and needed and operand not in staged:
                 staged.add(operand)
                 found.append(copy_sweep(ends.plan, operand))

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from jaxmagma.plans.plan import Product, Rearrange
+from jaxmagma.plans.plan import Product
 
 
 # Rows and columns of the block of a gemm that one thread has.
@@ -25,10 +25,8 @@ class Blocking:
         return math.prod(extent for _, extent in self.lines)
 
 
-def blocking_of(step: Product | Rearrange, itemsize: int) -> Blocking:
+def blocking_of(step: Product, itemsize: int) -> Blocking:
     extents = step.extents
-    if isinstance(step, Rearrange):
-        return Blocking("", "", 1, 1, tuple((x, extents[x]) for x in step.output_labels))
     most = LARGEST_BLOCK if itemsize <= 8 else LARGEST_BLOCK // 2
 
     def piece(labels: str) -> tuple[str, int]:

@@ -19,10 +19,11 @@ from jaxmagma.lowering.cuda.schedule.sweeps import (
     Gemm,
     Stage,
     Sweep,
+    Total,
     made_by,
     with_products_together,
 )
-from jaxmagma.plans.plan import Pointwise
+from jaxmagma.plans.plan import Pointwise, Rearrange
 from jaxmagma.programs.program import Place
 
 
@@ -87,7 +88,7 @@ def _stage(progress: Progress, number: int) -> Stage:
             best = best or sweep
     if best is None:
         assert not isinstance(step, Pointwise)
-        return Gemm(number, step)
+        return Total(number, step) if isinstance(step, Rearrange) else Gemm(number, step)
     return best
 
 
@@ -158,7 +159,13 @@ def _with_points(progress: Progress, sweep: Sweep) -> Sweep:
             sweep = joined(progress, sweep, part) or sweep
     rest = [n for n in group if n not in sweep.tiles]
     whole = joined(progress, sweep, rest) if len(rest) > len(chosen) else None
-    return whole if whole and _handed_on(steps, whole) <= _handed_on(steps, sweep) else sweep
+    if whole and _handed_on(steps, whole) <= _handed_on(steps, sweep):
+        return whole
+    # Single values of an element, of which something larger is made.
+    for number in rest if not sweep.lines else ():
+        one = joined(progress, sweep, [number])
+        sweep = one if one and _handed_on(steps, one) <= _handed_on(steps, sweep) else sweep
+    return sweep
 
 
 def _closure(progress: Progress, sweep: Sweep) -> list[int]:

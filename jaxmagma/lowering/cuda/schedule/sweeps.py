@@ -22,6 +22,7 @@ from functools import cached_property
 
 import numpy as np
 
+from jaxmagma.lowering.cuda.parameters import WARP
 from jaxmagma.plans.parity import WORTH
 from jaxmagma.plans.plan import Plan, Pointwise, Product, Rearrange, Step
 from jaxmagma.programs.program import Place
@@ -171,10 +172,39 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Gemm:
-    """``out = sum_k left right`` of two tiles of one element, or a sum of one tile (no right)."""
+    """``out = sum_k left right`` of two tiles of one element."""
 
     number: int
-    step: Product | Rearrange
+    step: Product
+
+
+@dataclass(frozen=True)
+class Total:
+    """``out = sum_k operand``; lanes of a warp have some terms each, and add up what they have."""
+
+    number: int
+    step: Rearrange
+
+    @property
+    def terms(self) -> int:
+        return math.prod(self.step.extents[x] for x in self.summed)
+
+    @property
+    def summed(self) -> str:
+        return "".join(x for x in self.step.labels if x not in self.step.output_labels)
+
+    @property
+    def lines(self) -> tuple[tuple[str, int], ...]:
+        """The labels of the result with the number of places along each."""
+        return tuple((x, self.step.extents[x]) for x in self.step.output_labels)
+
+    @property
+    def lanes(self) -> int:
+        """So many have a sum together: a power of two, with more than one term each."""
+        lanes, lines = 1, math.prod(self.step.shape)
+        while 2 * lanes * lines <= WARP and 4 * lanes <= self.terms:
+            lanes *= 2
+        return lanes
 
 
 @dataclass(frozen=True)
@@ -197,7 +227,7 @@ class Accumulation:
     contracted: str
 
 
-Stage = Sweep | Gemm | Assembly | Accumulation
+Stage = Sweep | Gemm | Total | Assembly | Accumulation
 
 
 def copies(stage: Stage) -> bool:

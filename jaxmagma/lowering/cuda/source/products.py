@@ -1,12 +1,12 @@
-"""Products of two tiles of an element: of each element, or added up in registers for all."""
+"""Products of two tiles of an element: of each element, or added up in registers for all; sums."""
 
+import itertools
 from contextlib import ExitStack
 
 from jaxmagma.lowering.cuda.schedule.gemms import blocking_of
-from jaxmagma.lowering.cuda.schedule.sweeps import Accumulation, Gemm
+from jaxmagma.lowering.cuda.schedule.sweeps import Accumulation, Gemm, Total
 from jaxmagma.lowering.cuda.source.places import Places
 from jaxmagma.lowering.cuda.source.text import Text, linear, listed, loop_names, shape_of
-from jaxmagma.plans.plan import Rearrange
 
 
 def print_gemm(text: Text, places: Places, stage: Gemm) -> None:
@@ -43,12 +43,8 @@ def print_gemm(text: Text, places: Places, stage: Gemm) -> None:
                 loops.enter_context(
                     text.braces(f"for (int {x} = 0; {x} < {extents[label]}; ++{x})")
                 )
-            if isinstance(step, Rearrange):
-                left = piece(step.operand, step.labels, "", 1)
-                right = f"Fibre<{block.type}, 1>{{{{{block.type}{{1}}}}}}"
-            else:
-                left = piece(step.left, step.left_labels, blocking.row, blocking.rows)
-                right = piece(step.right, step.right_labels, blocking.column, blocking.columns)
+            left = piece(step.left, step.left_labels, blocking.row, blocking.rows)
+            right = piece(step.right, step.right_labels, blocking.column, blocking.columns)
             text(f"const auto left = {left};", shape_of((blocking.rows,)))
             text(f"const auto right = {right};", shape_of((blocking.columns,)))
             text(f"gemm({r}, left, right);", shape)
@@ -59,6 +55,36 @@ def print_gemm(text: Text, places: Places, stage: Gemm) -> None:
             at = linear((names[x], s, extents[x]) for x, s in strides.items() if x not in cut)
             sizes = listed([extents.get(x, 1) for x in cut] + [strides.get(x, 0) for x in cut])
             text(f"{writing.guard}store<{sizes}>({writing.place}{at}, {r}, {where});", shape)
+
+
+def print_total(text: Text, places: Places, stage: Total) -> None:
+    """Lanes of a warp have some of the terms each, and one of them stores the sum."""
+    step = stage.step
+    extents, names = step.extents, loop_names(step.extents)
+    reading = places.reading(step.operand)
+    strides = dict(zip(step.labels, reading.strides, strict=True))
+    at = linear((names[x], strides[x], n) for x, n in stage.lines if x in strides)
+    summed = [(extents[x], strides[x]) for x in stage.summed]
+    if all(x == n * y for (_, x), (n, y) in itertools.pairwise(summed)):
+        at += linear([("term", summed[-1][1], stage.terms)])  # they follow each other
+    else:
+        inner = stage.terms
+        for n, stride in summed:
+            inner //= n
+            at += linear([(f"(term / {inner} % {n})", stride, n)])
+    sizes = listed(("kThreads", stage.lanes, stage.terms, "kElements", *dict(stage.lines).values()))
+    own = ["int e", *(f"int {names[x]}" for x, _ in stage.lines)]
+    r, value = f"r{stage.number}", f"get({reading.place}{at})"
+    text(f"const auto terms{stage.number} = [&](int term, {listed(own)}) {{ return {value}; }};")
+    with text.function(
+        f"totals<{sizes}>(thread, terms{stage.number}",
+        (f"{places.block.type} {r}", *own),
+        shape_of((places.block.ownership.elements, *(n for _, n in stage.lines))),
+    ):
+        for writing in places.writings(stage.number):
+            to = dict(zip(step.output_labels, writing.strides, strict=True))
+            where = linear((names[x], to[x], n) for x, n in stage.lines)
+            text(f"{writing.guard}put({writing.place}{where}, {r});")
 
 
 def print_accumulation(text: Text, places: Places, stage: Accumulation) -> None:

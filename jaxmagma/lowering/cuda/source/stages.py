@@ -4,12 +4,12 @@ from contextlib import nullcontext
 
 from jaxmagma.lowering.cuda.blocks import Block
 from jaxmagma.lowering.cuda.matrices.pieces import Pieces, pieces_in
-from jaxmagma.lowering.cuda.schedule.sweeps import Accumulation, Gemm, Stage, Sweep
+from jaxmagma.lowering.cuda.schedule.sweeps import Accumulation, Gemm, Stage, Sweep, Total
 from jaxmagma.lowering.cuda.source.assemblies import print_assembly
 from jaxmagma.lowering.cuda.source.barriers import Barriers
 from jaxmagma.lowering.cuda.source.matrices import Matrices
 from jaxmagma.lowering.cuda.source.places import Places
-from jaxmagma.lowering.cuda.source.products import print_accumulation, print_gemm
+from jaxmagma.lowering.cuda.source.products import print_accumulation, print_gemm, print_total
 from jaxmagma.lowering.cuda.source.streams import Streams
 from jaxmagma.lowering.cuda.source.sweeps import print_sweep
 from jaxmagma.lowering.cuda.source.text import Text
@@ -33,6 +33,8 @@ def print_stages(
                 print_sweep(text, matrices, places, streams, stage)
             elif isinstance(stage, Gemm):
                 print_gemm(text, places, stage)
+            elif isinstance(stage, Total):
+                print_total(text, places, stage)
             elif isinstance(stage, Accumulation):
                 print_accumulation(text, places, stage)
             else:
