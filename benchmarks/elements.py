@@ -41,6 +41,11 @@ def _each() -> Iterator[Program]:
     yield _program("edges/tet1", edges, (nodes, (6,), (6,)), 6, 200 + 2 * 4 * 6 * 3 * 2 + 4 * 36)
     yield _program("collision/d3q19", collision, ((19,),), 19, 2 * 2 * 19 * 19)
     yield _program("cholesky/n6", spd_solve, ((6, 6), (6,)), 6, 2 * 216 + 72 + 144)
+    yield _program("metric/hex2", metric, ((27, 3, 3),), 27 * 9, 27 * (50 + 60))
+    yield _program("volume/hex2", volume, ((3, 3, 3, 3, 3),), 27, 27 * 18)
+    yield _program("curved/tet2", curved, ((10, 3), (11, 3, 3)), 30, 2 * 11 * 10 * 18 + 11 * 300)
+    cube = (2, 2, 2, 3)
+    yield _program("curved/hex1", cubes, (cube, (2, 2, 2, 3, 3)), 24, 2 * eight + 8 * 300)
 
 
 def _program(
@@ -75,6 +80,9 @@ TABLES = {
     "C6": _table(6, 3),
     "M19": _table(19, 19),
     "INVERSE19": np.linalg.inv(_table(19, 19)),
+    "G11": _table(11, 10, 3),
+    "W11": np.abs(_table(11)) + 0.1,
+    "W27": np.abs(_table(27)) + 0.1,
 }
 
 
@@ -231,3 +239,40 @@ def spd_solve(a: Array, b: Array) -> Array:
     """Of a tensor in Voigt's notation, made positive definite."""
     lower = jnp.linalg.cholesky(a @ a.T + jnp.eye(6, dtype=a.dtype))
     return jax.scipy.linalg.cho_solve((lower, True), b)
+
+
+def metric(jacobian: Array) -> Array:
+    """What diffusion needs of a hexahedron at its points."""
+    (W27,) = _of(jacobian, "W27")
+
+    def at_point(jacobian: Array, weight: Array) -> Array:
+        inverse, volume = _mapped(jacobian)
+        return weight * volume * inverse @ inverse.T
+
+    return jax.vmap(at_point)(jacobian, W27)
+
+
+def volume(jacobian: Array) -> Array:
+    """The determinants at points along three axes."""
+    mapped = jnp.linalg.det
+    for _ in range(3):
+        mapped = jax.vmap(mapped)
+    return mapped(jacobian)
+
+
+def curved(u: Array, inverse: Array) -> Array:
+    """Forces of an element whose inverse Jacobians at its points are known: ten nodes, or eight."""
+    G8, G11, W8, W11 = _of(u, "G8", "G11", "W8", "W11")
+    table, weights = (G8, W8) if len(u) == 8 else (G11, W11)
+    one = jnp.eye(3, dtype=u.dtype)
+
+    def energy(u: Array) -> Array:
+        f = 8 * one + jnp.einsum("na,qnd,qde->qae", u, table, inverse)
+        return jnp.sum(weights * jax.vmap(_energy)(f))
+
+    return jax.grad(energy)(u)
+
+
+def cubes(u: Array, inverse: Array) -> Array:
+    """The same of a hexahedron whose nodes and points are in cubes."""
+    return curved(u.reshape(8, 3), inverse.reshape(8, 3, 3)).reshape(u.shape)

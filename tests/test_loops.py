@@ -281,13 +281,23 @@ def test_closures_and_batches_of_batches() -> None:
         np.testing.assert_array_equal(got, wanted)
 
 
-def test_a_gpu_has_several_loops_around_sums() -> None:
-    closed = jax.make_jaxpr(jax.nn.softmax)(jnp.ones(10))
-    lines = inlined(closed, [Kind.MAPPED])
-    assert are_loops(lines, "cpu") and not are_loops(lines, "gpu")
-    closed = jax.make_jaxpr(lambda x: jnp.sin(x) / x)(jnp.ones(10))
-    lines = inlined(closed, [Kind.MAPPED])
-    assert are_loops(lines, "gpu") and not are_loops(lines, "cpu")
+def test_what_is_a_loop_on_a_cpu_and_on_a_gpu() -> None:
+    """There it has several around short sums, and reads at once what is side by side in memory."""
+
+    def loops(function: Any, *shape: int) -> tuple[bool, bool]:
+        lines = inlined(jax.make_jaxpr(function)(jnp.ones(shape)), [Kind.MAPPED])
+        return are_loops(lines, "cpu"), are_loops(lines, "gpu")
+
+    assert loops(jax.nn.softmax, 10) == (True, False)
+    assert loops(jax.nn.softmax, 100) == (True, True)
+    assert loops(lambda x: jnp.sum(x, 0), 100, 3) == (True, False)
+    assert loops(lambda x: jnp.sin(x) / x, 10) == (False, True)
+    assert loops(lambda x: x[0] * x[4] - x[1] * x[3], 9) == (True, False)
+    assert loops(lambda x: x[1:] * x[:-1], 9) == (True, True)
+    assert loops(lambda x: jnp.stack([x[0] * x[1], x[1] + x[0]]), 2) == (True, True)
+    assert loops(lambda x: jnp.stack([x[0] / x[1], x[1] / x[0]]), 2) == (True, False)
+    assert loops(lambda x: x + x.T, 3, 3) == (True, False)
+    assert loops(lambda x: x.T, 3, 3) == (True, True)
 
 
 def test_looking_up_in_a_table_is_a_loop_everywhere() -> None:

@@ -1,14 +1,16 @@
 """Which functions XLA's own loops do as fast as a kernel, or faster: limiters, soft maxima, fluxes.
 
 On a CPU a kernel has elements in the lanes of vectors, and each operation loads and stores its
-values; on a GPU threads have elements, which are far apart in memory. XLA compiles loops over the
-values of a result that keep all others in registers. It is slower than a kernel where many
-components are put together or are taken apart again, and where it makes several loops: on a CPU
-around many short sums, on a GPU around any. For some functions a CPU calls a library, value by
-value (``benchmarks/results/loops-xeon.txt``). What is looked up in a table that all elements share,
-as a material, it finds at once, where a kernel selects among all there is. Steps of a loop that
-are arithmetic alone it does in less time than a kernel, even where each goes through memory
-(``benchmarks/results/spellings-epyc.txt``).
+values. XLA compiles loops over the values of a result that keep all others in registers. It is
+slower than a kernel where many components are put together or are taken apart again, and where it
+makes several loops: on a CPU around many short sums, on a GPU around any short one. On a GPU it is
+slower, too, where a result has few values for those that it is made of, or transposes operands: its
+threads read far apart (``benchmarks/results/rules-h200.txt``).
+
+For some functions a CPU calls a library, value by value (``benchmarks/results/loops-xeon.txt``).
+What is looked up in a table that all elements share, as a material, XLA finds at once, where a
+kernel selects among all there is. Steps of a loop that are arithmetic alone it does in less time
+than a kernel, even where each goes through memory (``benchmarks/results/spellings-epyc.txt``).
 """
 
 import math
@@ -24,11 +26,16 @@ from jaxmagma.lowering.cpu import FUSED_VALUES_OF_XLA, LEAST_SIDE_OF_XLA
 from jaxmagma.programs.functions import VALUE_BY_VALUE
 
 
-# So many components at most are put together.
+# So many components at most are put together, and on a GPU; none there, if it takes long to compute
+# what they have in common, which XLA does for each of them.
 MOST_PIECES = 8
+MOST_PIECES_ON_GPU = 3
+_LONG = {"div", "exp", "log", "pow", "rsqrt", "sqrt", "tanh"}
 # On a CPU there are so many sums at most, of fewer than so many values.
 MOST_SUMS = 2
 SHORT = 16
+# On a GPU so many values at most for each of the result, where they are components.
+MOST_READ = 2
 # So many values are put at a place that is computed, at most.
 MOST_UPDATES = 4
 
@@ -66,8 +73,36 @@ def are_loops_and_products(lines: Iterable[Line]) -> bool:
 
 def are_loops(lines: Lines, platform: str) -> bool:
     """Whether XLA has such loops for a function of an element on a platform of JAX."""
+    if platform != "cpu" and _is_slow_by_values(lines):
+        return False
     sums = _sums(lines, platform == "cpu", set(lines.parameters))
     return sums is not None and sums <= (MOST_SUMS if platform == "cpu" else 0)
+
+
+def _is_slow_by_values(lines: Lines) -> bool:
+    """Whether threads of a GPU that have a value of the result each read what is far apart.
+
+    Or compute what others do as well.
+    """
+    names = {x.equation.primitive.name for x in lines.lines}
+    if "transpose" in names and not names.isdisjoint(_POINTWISE):
+        return True
+    read, written = (
+        sum(math.prod(x.aval.shape) for x in variables(ends) if x.kind == Kind.MAPPED)
+        for ends in (lines.parameters, lines.results)
+    )
+    if not names.isdisjoint(_LONG) and any(map(_is_stack, lines.lines)):
+        return True
+    return not names.isdisjoint(_PARTS) and read > MOST_READ * written
+
+
+def _is_stack(line: Line) -> bool:
+    """Whether single components are put together."""
+    equation = line.equation
+    if equation.primitive.name == "concatenate":
+        axis = equation.params["dimension"]
+        return all(aval(x).shape[axis] == 1 for x in equation.invars)
+    return equation.primitive.name == "stack"
 
 
 def are_loops_around_compared_products(lines: Lines, platform: str) -> bool:
@@ -123,22 +158,24 @@ def _sums(lines: Lines, cpu: bool, moved: set[Variable]) -> int | None:
             pieces.update(dict.fromkeys(line.results, count))
         elif name in _JOINS:
             count = sum(pieces.get(x, 1) if isinstance(x, Variable) else 1 for x in line.operands)
-            if count > MOST_PIECES:
+            if count > (MOST_PIECES if cpu else MOST_PIECES_ON_GPU):
                 return None
             pieces.update(dict.fromkeys(line.results, count))
         elif name in _SUMS:
             shape = aval(line.equation.invars[0]).shape
-            count = math.prod(shape[x] for x in line.equation.params["axes"])
-            sums += count < SHORT or not cpu
+            axes = line.equation.params["axes"]
+            in_rows = cpu or len(shape) - 1 in axes
+            sums += math.prod(shape[x] for x in axes) < SHORT or not in_rows
         elif name in (_LOOKUPS | _UPDATES if cpu else _LOOKUPS):
             if not _is_at_few_places(line):
                 return None
             if cpu and name in _LOOKUPS:
                 moved.update(line.results)
-        elif cpu and name == "dot_general":
-            if not (operands <= moved and _is_fused_product(line)):
+        elif name == "dot_general":
+            fused = _is_fused_product(line) if cpu else _is_long_product(line)
+            if not (operands <= moved and fused):
                 return None
-            sums += 1
+            sums += cpu
         elif name not in pointwise:
             return None
     return sums
@@ -161,6 +198,13 @@ def _is_fused_product(line: Line) -> bool:
         and max(map(math.prod, shapes)) < FUSED_VALUES_OF_XLA
         and all(x == Kind.MAPPED for x in line.kinds)
     )
+
+
+def _is_long_product(line: Line) -> bool:
+    """Whether it is one of two long vectors of an element, which is a sum in one of XLA's loops."""
+    shapes = [aval(x).shape for x in line.equation.invars]
+    mapped = all(x == Kind.MAPPED for x in line.kinds)
+    return mapped and all(len(x) == 1 and x[0] >= SHORT for x in shapes)
 
 
 def _is_product_with_table(line: Line) -> bool:

@@ -245,13 +245,10 @@ def wants_panels(block: Block | Declined) -> bool:
 
 def works_in_rows(block: Block | Declined) -> bool:
     """Whether threads may have rows of an element each: no matrix is applied, nothing exchanged."""
-    if isinstance(block, Declined):
+    if isinstance(block, Declined) or not _is_pointwise(block):
         return False
-    sweeps = block.schedule.sweeps
-    matrices = any(move.matrix is not None for sweep in sweeps for move in sweep.moves)
     tiles = (block.plan.tiles[x] for x in (*range(block.ends.inputs), *block.plan.results))
-    alone = len(sweeps) == len(block.schedule.stages) and not matrices and not block.ends.summed
-    return alone and any(x.batched and len(x.shape) > 1 for x in tiles)
+    return any(x.batched and len(x.shape) > 1 for x in tiles)
 
 
 def keeps_more_busy(joined: Block, apart: Block) -> bool:
@@ -274,10 +271,20 @@ def _works_alone(block: Block) -> bool:
 
 
 def _reads_apart(block: Block) -> bool:
-    """Whether threads have an element each, and access more of it than a sector of memory."""
-    if len(block.schedule.stages) > 1 or block.ownership.elements < block.ownership.threads:
-        return False
-    return max(_accessed(block)) > SECTOR
+    """Whether threads have an element each, and access more of it than half a sector of memory.
+
+    Or than one, where they gather: then much of it is apart for lanes as well.
+    """
+    alone = all(x.count == 1 for x in block.schedule.sweeps)
+    most = SECTOR if block.ends.gathered else SECTOR // 2
+    return _is_pointwise(block) and alone and max(_accessed(block)) > most
+
+
+def _is_pointwise(block: Block) -> bool:
+    """Whether all stages are sweeps, and none of them applies a matrix."""
+    sweeps = block.schedule.sweeps
+    matrices = any(move.matrix is not None for sweep in sweeps for move in sweep.moves)
+    return len(sweeps) == len(block.schedule.stages) and not matrices and not block.ends.summed
 
 
 def _accessed(block: Block) -> list[int]:
