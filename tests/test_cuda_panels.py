@@ -483,9 +483,9 @@ def test_lanes_have_rows_where_these_do_not_meet(
 
 def test_what_has_no_panels() -> None:
     """A reason is given, and the usual lowering is asked."""
-    B = table(8, 8)
-    planes: Case = (lambda u: jnp.einsum("qi,rj,ij->qr", B, B, u), ((8, 8),))
-    numbers: Case = (lambda u: B.astype("complex128") @ u, ((8,),))
+    B = table(16, 16)
+    planes: Case = (lambda u: jnp.einsum("qi,rj,ij->qr", B, B, u), ((16, 16),))
+    numbers: Case = (lambda u: B.astype("complex128") @ u, ((16,),))
     for program in (program_of(planes), program_of(numbers, "complex128")):
         target = Target("cuda", "sm_90")
         made = cuda.lower(cuda.planned(program), (10,), Parameters(owner="panels"), target)

@@ -136,7 +136,8 @@ FUNCTIONS: dict[str, Function] = {
 COMMUTATIVE = frozenset({"add", "mul", "eq", "ne", "and", "or", "xor"})
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 # What decides between values, and what follows the decision.
-CHOICES = COMPARISONS | {"and", "or", "xor", "not", "select"}
+TRUTHS = COMPARISONS | {"and", "or", "xor", "not"}
+CHOICES = TRUTHS | {"select"}
 # Where XLA compiles a function for a CPU, it calls a library for each value of these.
 VALUE_BY_VALUE = frozenset(
     {"acos", "acosh", "asin", "asinh", "atan2", "atanh", "cbrt", "cos", "erf", "log1p"}

@@ -38,9 +38,8 @@ MIRRORED_PLACES = 32
 WHOLE_PLACES = 16
 # Beyond so many stages, values go through shared memory more often than is worth it.
 MOST_STAGES = 5
-# The bytes that memory gives at once, and that caches have together.
+# The bytes that memory gives at once.
 SECTOR = 32
-LINE = 128
 # The copy engine brings operands, unless a multiprocessor would have fewer groups than these.
 FEWEST_GROUPS = 2
 # So long are rows that had better come to each warp as it needs them.
@@ -237,7 +236,7 @@ def wants_panels(block: Block | Declined) -> bool:
     if isinstance(block, Declined):
         return True
     stages = block.schedule.stages
-    if len(stages) > MOST_STAGES or _reads_apart(block) or _works_alone(block):
+    if len(stages) > MOST_STAGES or _works_alone(block):
         return True
     gemms = [x for x in stages if isinstance(x, Gemm)]
     return any(not block.plan.tiles[x].batched for gemm in gemms for x in gemm.step.operands)
@@ -261,23 +260,15 @@ def keeps_more_busy(joined: Block, apart: Block) -> bool:
 
 
 def _works_alone(block: Block) -> bool:
-    """Whether a thread has an element by itself in one of several stages, and accesses much of it.
+    """Whether a thread has an element by itself in some stage, and not little of it in memory.
 
-    What it stores for others it could have kept, if it had everything itself.
+    Of half a sector threads side by side use half of what comes; of more, ever less. And what such
+    a thread stores for others it could have kept, if it had everything itself. Where operands are
+    gathered, half of them is apart in any case.
     """
-    stages = block.schedule.stages
-    alone = [x for x in stages if isinstance(x, Sweep) and x.count == 1 and not x.light]
-    return len(stages) > 1 and bool(alone) and sum(_accessed(block)) > LINE
-
-
-def _reads_apart(block: Block) -> bool:
-    """Whether threads have an element each, and access more of it than half a sector of memory.
-
-    Or than one, where they gather: then much of it is apart for lanes as well.
-    """
-    alone = all(x.count == 1 for x in block.schedule.sweeps)
+    alone = any(x.count == 1 for x in block.schedule.sweeps)
     most = SECTOR if block.ends.gathered else SECTOR // 2
-    return _is_pointwise(block) and alone and max(_accessed(block)) > most
+    return alone and max(_accessed(block)) > most
 
 
 def _is_pointwise(block: Block) -> bool:

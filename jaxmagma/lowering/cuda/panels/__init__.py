@@ -16,13 +16,14 @@ passes, each a function from frozen values to the next::
 The device functions are those of ``cuda/panel.cuh`` and ``cuda/stage.cuh``.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from jaxmagma.lowering.cuda.architectures import Limits
 from jaxmagma.lowering.cuda.panels.association import associations
-from jaxmagma.lowering.cuda.panels.fields import Fields, Unsuitable, fields_of
+from jaxmagma.lowering.cuda.panels.fields import Fields, Unsuitable, fields_of, made_late
 from jaxmagma.lowering.cuda.panels.layout import Layout, layout_of
 from jaxmagma.lowering.cuda.panels.ownership import Ownership, ownerships
 from jaxmagma.lowering.cuda.panels.schedule import Schedule, schedules
@@ -100,7 +101,8 @@ def panels_of(plan: Plan, limits: Limits) -> Panels | str:
     why = "a lane has no room for an element"
     alone = shared = None
     try:
-        alone = _best(plan, fields_of(plan, apart=True), limits)
+        fields = fields_of(plan, apart=True)
+        alone = _best(plan, (fields, made_late(fields)), limits)
     except Unsuitable as reason:
         why = str(reason)
     if alone is not None and alone.ownership.registers <= _FEW_REGISTERS:
@@ -115,15 +117,19 @@ def panels_of(plan: Plan, limits: Limits) -> Panels | str:
         # An element's matrix can be stored by its rows or by its columns.
         plan, fields = min(found, key=lambda x: sum(store.stride for store in x[1].stores))
         if fields.has_products:
-            shared = _best(plan, fields, limits)
+            shared = _best(plan, (fields,), limits)
     return shared or alone or why
 
 
-def _best(plan: Plan, fields: Fields, limits: Limits) -> Panels | None:
-    """The one with the most elements side by side, and points that are whole, if there is room."""
-    layout = layout_of(plan, fields)
+def _best(plan: Plan, orders: Sequence[Fields], limits: Limits) -> Panels | None:
+    """The one with the most elements side by side, and points that are whole, if there is room.
+
+    Of the same fields in some ``orders``.
+    """
     found = [
         Panels(plan, schedule, ownership, layout, transfers)
+        for fields in orders
+        for layout in [layout_of(plan, fields)]
         for schedule in schedules(fields)
         for ownership in ownerships(plan, schedule, limits)
         if (transfers := transfers_of(plan, schedule, ownership, layout, limits)) is not None

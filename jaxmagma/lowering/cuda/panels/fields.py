@@ -654,7 +654,10 @@ def _merged(given: Fields) -> Fields:
 
 def _live(given: Fields) -> Fields:
     """Without fields that nothing needs."""
-    order = given.needed(x.field for x in given.stores)
+    return _in_order(given, given.needed(x.field for x in given.stores))
+
+
+def _in_order(given: Fields, order: Sequence[int]) -> Fields:
     numbers = {old: new for new, old in enumerate(order)}
 
     def renumbered(field: Field) -> Field:
@@ -668,3 +671,25 @@ def _live(given: Fields) -> Fields:
         tuple(renumbered(given.fields[x]) for x in order),
         tuple(replace(x, field=numbers[x.field]) for x in given.stores),
     )
+
+
+def made_late(given: Fields) -> Fields:
+    """Each field shortly before the first one that it is needed for.
+
+    Of operands that which keeps the most values while it is made comes first (Sethi and Ullman,
+    1970, who have trees).
+    """
+    kept: list[int] = []  # values, while each field is made
+    for field in given.fields:
+        own = sorted((kept[x] for x in set(field.operands)), reverse=True)
+        kept.append(max((x + n for n, x in enumerate(own)), default=1))
+    order: dict[int, None] = {}
+    waiting = [store.field for store in reversed(given.stores)]
+    while waiting:
+        number = waiting[-1]
+        left = [x for x in given.fields[number].operands if x not in order]
+        if left and number not in order:
+            waiting += sorted(reversed(left), key=lambda x: kept[x])
+        else:
+            order[waiting.pop()] = None
+    return _in_order(given, list(order))

@@ -23,6 +23,7 @@ from jaxmagma.lowering.cuda.panels.fields import (
     Store,
     Sum,
 )
+from jaxmagma.programs.functions import TRUTHS
 
 
 @dataclass(frozen=True)
@@ -363,7 +364,8 @@ def _values_of(schedule: Schedule, number: int) -> int:
     if isinstance(field, Number):
         return 0
     if field.axis is None:
-        return 1
+        # Whether something is so is a predicate, and takes no register of numbers.
+        return not (isinstance(field, Apply) and field.function in TRUTHS)
     extent = fields.extents[field.axis]
     accumulates = _accumulates(fields, schedule.tiled, number)
     return 2 * -(-extent // 8) if accumulates else -(-extent // 4)
