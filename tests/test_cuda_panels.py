@@ -199,6 +199,22 @@ def metric_at_points(*points: int, weights: tuple[int, ...] = ()) -> Case:
     return function, ((*points, 3, 3),)
 
 
+def stresses(*points: int) -> Case:
+    """With material parameters of an element, of which something is made once."""
+
+    def at_point(F: Any, material: Any) -> Any:
+        F = F + 3 * jnp.eye(3)
+        return jnp.exp(-material[0]) * F + material[1] * jnp.linalg.inv(F).T
+
+    def function(F: Any, material: Any) -> Any:
+        mapped: Any = at_point
+        for _ in points:
+            mapped = jax.vmap(mapped, in_axes=(0, None))
+        return mapped(F, material)
+
+    return function, ((*points, 3, 3), (2,))
+
+
 CASES = {
     "diffusion of four nodes": diffusion(4, 4),
     "diffusion of ten nodes": diffusion(11, 10),
@@ -225,6 +241,8 @@ CASES = {
     "a metric at points": metric_at_points(27, weights=(27,)),
     "a metric on three axes of points": metric_at_points(2, 3, 4, weights=(2, 3, 4)),
     "a metric with equal weights": metric_at_points(2, 3),
+    "stresses at points": stresses(8),
+    "stresses on two axes of points": stresses(3, 5),
 }
 
 
@@ -468,6 +486,8 @@ def test_gathered_operands(dtype: str, emulated: Path) -> None:
         (lambda x: jnp.cumsum(x, axis=1), (8, 8), True),
         (lambda x: jax.vmap(jax.vmap(jnp.linalg.inv))(x), (4, 5, 3, 3), True),
         (lambda x: x - jnp.linalg.norm(x, axis=-1, keepdims=True), (16, 3), True),
+        # Rows meet in their mean.
+        (lambda x: jnp.cumsum(x, axis=1) - jnp.mean(x, axis=0)[None], (16, 16), False),
         # Threads with columns are side by side in memory.
         (lambda x: jnp.cumsum(x, axis=0), (8, 8), False),
     ],

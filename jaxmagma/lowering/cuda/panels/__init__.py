@@ -100,13 +100,19 @@ def panels_of(plan: Plan, limits: Limits) -> Panels | str:
         return "an output is summed over elements"
     why = "a lane has no room for an element"
     alone = shared = None
-    try:
-        fields = fields_of(plan, apart=True)
-        alone = _best(plan, (fields, made_late(fields)), limits)
-    except Unsuitable as reason:
-        why = str(reason)
-    if alone is not None and alone.ownership.registers <= _FEW_REGISTERS:
-        return alone
+    # All rows of an element read again what they have in common: rather, it is whole.
+    for common in (False, True):
+        try:
+            fields = fields_of(plan, apart=True, common=common)
+        except Unsuitable as reason:
+            why = str(reason)
+            continue
+        if common and not fields.common:
+            break
+        best = _best(plan, (fields, made_late(fields)), limits)
+        if best is not None and best.ownership.registers <= _FEW_REGISTERS:
+            return best
+        alone = alone or best
     found = []
     for associated in associations(plan):
         try:

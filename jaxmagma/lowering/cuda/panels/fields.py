@@ -123,10 +123,12 @@ class Fields:
     """Fields in the order in which they can be computed, and what is stored of them.
 
     ``extents`` are those of the long axes, ``rows`` of the axes over rows of an element, which
-    follow each other in every operand and result; offsets are those of the first one.
+    follow each other in every operand and result; offsets are those of the first one. All rows have
+    the same of an operand that is ``common``.
     """
 
     rows: tuple[int, ...]
+    common: frozenset[int]
     extents: tuple[int, ...]
     fields: tuple[Field, ...]
     stores: tuple[Store, ...]
@@ -189,14 +191,18 @@ class TwoLong(Unsuitable):
     """So far: with other axes than these it may be fields."""
 
 
-def fields_of(plan: Plan, apart: bool = False) -> Fields:
+def fields_of(plan: Plan, apart: bool = False, common: bool = True) -> Fields:
     """The fields of a plan, with no long axis if all is taken ``apart``.
 
-    Of an element's matrix one axis is taken apart, where the other one is long. Raises
-    ``Unsuitable`` if some tile is no fields.
+    Elements have no rows that have an operand in ``common``, if that is not wanted. Of an element's
+    matrix one axis is taken apart, where the other one is long. Raises ``Unsuitable`` if some tile
+    is no fields.
     """
     try:
-        return _fields_along(plan, _LongAxes(plan, apart))
+        axes = _LongAxes(plan, apart)
+        if axes.common and not common:
+            axes = _LongAxes(plan, apart, rows=False)
+        return _fields_along(plan, axes)
     except TwoLong:
         # A table's axes may be those of one tile here, and of another there.
         alone = _LongAxes(plan, apart, joined=False)
@@ -209,7 +215,8 @@ def fields_of(plan: Plan, apart: bool = False) -> Fields:
 
 def _fields_along(plan: Plan, axes: "_LongAxes") -> Fields:
     made = _Reading(plan, axes)
-    return _merged(Fields(made.rows, made.extents, tuple(made.numbers), tuple(made.stores)))
+    fields, stores = tuple(made.numbers), tuple(made.stores)
+    return _merged(Fields(axes.rows, axes.common, axes.extents, fields, stores))
 
 
 # ---- Long axes -----------------------------------------------------------------------------------
@@ -220,11 +227,17 @@ class _LongAxes(JoinedAxes):
     """Which axes of tiles are one, and long.
 
     Those of a table are of one kind wherever it is used, if they are ``joined``. The axis with the
-    number ``short`` would be long and is none.
+    number ``short`` would be long and is none. If elements have ``rows``, operands are ``common``
+    that have no axis over them.
     """
 
     def __init__(
-        self, plan: Plan, apart: bool, joined: bool = True, short: int | None = None
+        self,
+        plan: Plan,
+        apart: bool,
+        joined: bool = True,
+        short: int | None = None,
+        rows: bool = True,
     ) -> None:
         super().__init__()
         candidates: list[Axis] = []
@@ -257,7 +270,10 @@ class _LongAxes(JoinedAxes):
             del roots[list(roots)[short]]
         self._numbers = {root: n for n, root in enumerate(roots)}
         self.extents = tuple(plan.tiles[x[0]].shape[x[1]] for x in roots)
-        self._rows = self._of_rows(plan)
+        self._rows = self._of_rows(plan) if rows else []
+        operands = range(len(plan.program.inputs) if self._rows else 0)
+        batched = (n for n in operands if plan.tiles[n].batched)
+        self.common = frozenset(n for n in batched if not self._has_rows(plan, n))
         self.rows = tuple(plan.tiles[x].shape[n] for x, n in self._rows)
 
     def of(self, tile: int, axis: int) -> int | None:
@@ -268,41 +284,51 @@ class _LongAxes(JoinedAxes):
         """Whether an axis of a tile is over rows of an element."""
         return self.root((tile, axis)) in self._rows
 
+    def _has_rows(self, plan: Plan, tile: int) -> bool:
+        return any(self.is_of_rows(tile, axis) for axis in range(len(plan.tiles[tile].shape)))
+
     def _of_rows(self, plan: Plan) -> list[Axis]:
         """The axes over rows: the first ones of every operand and result."""
-        batched = [n for n, x in enumerate(plan.tiles) if x.batched]
+        result = plan.results[0]
         if plan.program.batch_rank != 1 or any(isinstance(x, Gather) for x in plan.steps):
             return []
-        rank = min(len(plan.tiles[n].shape) for n in batched)
-        found = (self.root((batched[0], axis)) for axis in range(rank))
+        found = (self.root((result, axis)) for axis in range(len(plan.tiles[result].shape)))
         rows = list(itertools.takewhile(lambda x: self._is_over_rows(plan, x), found))
-        shared = [n for n, x in enumerate(plan.tiles) if not x.batched]
-        return rows if all(self._follow_each_other(plan, n, rows) for n in shared) else []
+        follow = (self._follow_each_other(plan, n, rows) for n in range(len(plan.tiles)))
+        return rows if all(follow) else []
 
     def _is_over_rows(self, plan: Plan, root: Axis) -> bool:
-        """Whether every tile of elements has an axis once, operands and results at one place."""
+        """Whether all results have an axis at one place, and so have some operands, if not all."""
         if root in self._numbers:
             return False
-        ends: set[int] = set()
-        for number, tile in enumerate(plan.tiles):
-            where = [n for n in range(len(tile.shape)) if self.root((number, n)) == root]
-            if tile.batched and len(where) != 1:
+        where = [
+            [n for n in range(len(tile.shape)) if self.root((number, n)) == root]
+            for number, tile in enumerate(plan.tiles)
+        ]
+        # Nothing is summed along it, or put together.
+        for number, step in plan.numbered_steps():
+            if bool(where[number]) != any(where[x] for x in step.operands):
                 return False
-            if tile.batched and (number < len(plan.program.inputs) or number in plan.results):
-                ends.update(where)
-        return len(ends) == 1
+        operands = [n for n in range(len(plan.program.inputs)) if plan.tiles[n].batched]
+        having = [tuple(where[n]) for n in operands if where[n]]
+        ends = {*having, *(tuple(where[n]) for n in plan.results)}
+        return bool(having) and len(ends) == 1 and all(len(x) < 2 for x in where)
 
     def _follow_each_other(self, plan: Plan, tile: int, rows: list[Axis]) -> bool:
-        """Whether a tile that elements share is the same for all rows, or has one after the other.
+        """Whether a tile is the same for all rows, or has one after the other.
 
-        Where tables are applied, several lanes have a row.
+        Where tables are applied, several lanes have a row: what differs by rows alone is nowhere.
         """
         own = [self.root((tile, n)) for n in range(len(plan.tiles[tile].shape))]
         axes = [n for n, x in enumerate(own) if x in rows]
+        batched = plan.tiles[tile].batched
         if not axes:
-            return True
+            return not (batched and self.extents)
+        if batched and tile >= len(plan.program.inputs) and tile not in plan.results:
+            return len(axes) == len(rows)
         first = axes[0]
-        return own[first : first + len(rows)] == rows == [own[n] for n in axes] and not self.extents
+        follow = own[first : first + len(rows)] == rows == [own[n] for n in axes]
+        return follow and (batched or not self.extents)
 
 
 def _parts(number: int, step: View | Place) -> list[tuple[int, int, int, tuple[int, ...]]]:
@@ -665,11 +691,10 @@ def _in_order(given: Fields, order: Sequence[int]) -> Fields:
             return field
         return replace(field, operands=tuple(numbers[x] for x in field.operands))
 
-    return Fields(
-        given.rows,
-        given.extents,
-        tuple(renumbered(given.fields[x]) for x in order),
-        tuple(replace(x, field=numbers[x.field]) for x in given.stores),
+    return replace(
+        given,
+        fields=tuple(renumbered(given.fields[x]) for x in order),
+        stores=tuple(replace(x, field=numbers[x.field]) for x in given.stores),
     )
 
 

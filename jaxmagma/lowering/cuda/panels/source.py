@@ -49,9 +49,13 @@ def pointers_of(plan: Plan, schedule: Schedule) -> tuple[Pointer, ...]:
         buffer, size = len(program.arguments) + number, plan.tiles[plan.results[number]].size
         pointers.append(Pointer(f"out{number}", buffer, out.batch, size, itemsize, True, type_))
     # Rows of an element are more axes over elements.
-    over = tuple(program.batch_rank + n for n in range(len(schedule.fields.rows)))
+    fields = schedule.fields
+    over = tuple(program.batch_rank + n for n in range(len(fields.rows)))
+    common = {f"g{x}" for x in fields.common}
     return tuple(
-        replace(x, axes=(*x.axes, *over), size=x.size // schedule.fields.count) if x.axes else x
+        replace(x, axes=(*x.axes, *over), size=x.size // fields.count)
+        if x.axes and x.name not in common
+        else x
         for x in pointers
     )
 
@@ -129,7 +133,8 @@ class _Printer:
 
     def _print_kernel(self) -> None:
         text = self.text
-        batch = f"Batch<{self.plan.program.batch_rank}, {len(self.batched)}>"
+        axes = self.plan.program.batch_rank + len(self.schedule.fields.rows)
+        batch = f"Batch<{axes if self._apart else 1}, {len(self.batched)}>"
         parameters = [f"const {batch} batch"]
         for x in self.pointers:
             parameters.append(f"{'' if x.written else 'const '}{x.type}* __restrict__ {x.name}_")
@@ -270,10 +275,16 @@ class _Printer:
         """From the first stage to the one that is worked on."""
         return f" + (half ^ 1) * {self.transfers.panel}" if self.transfers.stages > 1 else ""
 
+    @property
+    def _apart(self) -> bool:
+        """Whether tiles of some operands do not follow each other."""
+        fields = self.schedule.fields
+        return self.plan.program.batch_rank > 1 or bool(fields.common)
+
     def _moved(self, name: str) -> str:
         """Where the tiles of a slice are: the first one, where they follow each other."""
         x = self._pointer(name)
-        if self.plan.program.batch_rank > 1:
+        if self._apart:
             return self._global(x)
         return f"{x.name}_ + batch.offset<{self.batched.index(x)}, {x.size}>(slice.first)"
 

@@ -139,7 +139,8 @@ def _reads(plan: Plan, schedule: Schedule) -> _Accesses:
     found: _Accesses = {}
     for x in schedule.fields.fields:
         if is_staged(x, plan):
-            size = plan.tiles[x.operand].size // schedule.fields.count
+            rows = 1 if x.operand in schedule.fields.common else schedule.fields.count
+            size = plan.tiles[x.operand].size // rows
             found.setdefault(x.operand, (size, []))[1].append(x.stride)
     return dict(sorted(found.items()))
 
