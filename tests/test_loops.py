@@ -14,7 +14,7 @@ from benchmarks import users
 from jaxmagma.faces.explain import applications
 from jaxmagma.frontends.conditions import Kind
 from jaxmagma.frontends.lines import inlined
-from jaxmagma.frontends.loops import are_loops
+from jaxmagma.frontends.loops import are_loops, are_loops_and_products
 
 
 pytestmark = pytest.mark.usefixtures("loops")
@@ -298,6 +298,14 @@ def test_what_is_a_loop_on_a_cpu_and_on_a_gpu() -> None:
     assert loops(lambda x: jnp.stack([x[0] / x[1], x[1] / x[0]]), 2) == (True, False)
     assert loops(lambda x: x + x.T, 3, 3) == (True, False)
     assert loops(lambda x: x.T, 3, 3) == (True, True)
+
+
+def test_values_at_known_places_run_as_they_are_written() -> None:
+    """In the components that a program has they are sixteen pieces, between which XLA decides."""
+    places = np.random.default_rng(1).permutation(16)
+    for function, written in ((lambda x: x[places], True), (lambda x: jnp.sort(x)[places], False)):
+        lines = inlined(jax.make_jaxpr(function)(jnp.ones(16)), [Kind.MAPPED])
+        assert are_loops_and_products(lines.lines) == written
 
 
 def test_looking_up_in_a_table_is_a_loop_everywhere() -> None:

@@ -63,7 +63,7 @@ def are_loops_and_products(lines: Iterable[Line]) -> bool:
         equation = line.equation
         if equation.primitive.name in _LOOKUPS:
             whole, *where = line.kinds
-            return whole != Kind.MAPPED or max(where) == Kind.MAPPED
+            return whole != Kind.MAPPED or max(where) in (Kind.KNOWN, Kind.MAPPED)
         steps = equation.primitive.name == "scan"
         inside = [equation] if inner_jaxpr(equation) is None and not steps else _inside(equation)
         return all(x.primitive.name in known for x in inside)
