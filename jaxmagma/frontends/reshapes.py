@@ -57,10 +57,12 @@ def _without_outermost(
     results = list(map(made, jaxpr.outvars))
     if not now and results == jaxpr.outvars:
         return closed, arrays, False
+    read = {*filter(_is_variable, results), *readers}
     equations = [
         equation.replace(invars=[now.get(x, x) if _is_variable(x) else x for x in equation.invars])
         for equation in jaxpr.eqns
-        if not any(x in now for x in equation.outvars)
+        if not _is_reshape(equation)
+        or (equation.outvars[0] in read and equation.outvars[0] not in now)
     ]
     rewritten = jaxpr.replace(invars=given, eqns=equations, outvars=results)
     return ClosedJaxpr(rewritten, closed.consts), arrays, True
