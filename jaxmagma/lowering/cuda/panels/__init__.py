@@ -6,6 +6,7 @@ elements are rows of the fragments that tensor cores multiply. From a plan to th
 passes, each a function from frozen values to the next::
 
     association  of products of an element's values, so that tables come last
+    axes         which are long, and which are over rows of an element
     fields       the plan as scalar fields along one long axis each
     schedule     which axis is tiled, and what is computed whole, and in loops over tiles
     ownership    which values of which elements a lane has
