@@ -117,6 +117,9 @@ def run(
     even_odd: bool | None = None,
 ) -> list[jax.Array]:
     kernel = lower(planned(program), tuple(extents), parameters, even_odd)
+    if isinstance(kernel, Declined) and parameters is None:
+        # XLA is as fast, but there is a kernel.
+        kernel = lower(planned(program), tuple(extents), Parameters(), even_odd)
     assert isinstance(kernel, Kernel), kernel
     results: list[jax.Array] = call(kernel, program, extents)(*arrays)
     return results

@@ -26,7 +26,7 @@ from jaxmagma.lowering.cuda.schedule.origins import resolvable
 from jaxmagma.lowering.kernel import Declined, Excess, Kernel
 from jaxmagma.lowering.target import Target
 from jaxmagma.plans import factoring
-from jaxmagma.plans.plan import Plan, Pointwise, Product, Rearrange, Step
+from jaxmagma.plans.plan import Plan, Pointwise, Product, Rearrange
 from jaxmagma.programs.functions import COMPLEX_FUNCTIONS
 from jaxmagma.programs.program import Gather, Place, View
 
@@ -55,7 +55,7 @@ def kernel_of(
             return _bgemm(product, *sizes)
         if min(sizes) > LARGEST_BGEMM:
             return Declined("one product of matrices so large is the library's that XLA calls")
-    if parameters is None and all(map(_moves, plan.steps)):
+    if parameters is None and _moves_alone(plan):
         return Declined("XLA's loops move values as fast")
     if parameters is None and _reads_matrices_once(plan):
         return Declined("XLA multiplies as it reads matrices of four-byte values, as fast")
@@ -198,9 +198,12 @@ def _reads_matrices_once(plan: Plan) -> bool:
     return sum(plan.tiles[x].size for x in matrices) > MATRICES_ALONE * every
 
 
-def _moves(step: Step) -> bool:
-    """Whether a step computes nothing."""
-    return isinstance(step, View | Place) or (isinstance(step, Rearrange) and not step.flops)
+def _moves_alone(plan: Plan) -> bool:
+    """Whether nothing is computed, nor summed over elements."""
+    return all(len(out.batch) == plan.program.batch_rank for out in plan.program.outputs) and all(
+        isinstance(x, View | Place) or (isinstance(x, Rearrange) and not x.flops)
+        for x in plan.steps
+    )
 
 
 def _bgemm(product: Product, size: int) -> Kernel:
