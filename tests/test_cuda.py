@@ -73,6 +73,9 @@ SPECS = [
     "xa,yb,zc,eabc,exyz->xa",
 ]
 
+# Of these there are kernels, but XLA is as fast.
+MOVES = ["eijk->ekji"]
+
 SEVERAL_BATCH_AXES = [
     ("xa,yb,efab->efxy", (50, 41)),
     ("xa,yb,feab->efxy", (50, 41)),
@@ -117,9 +120,6 @@ def run(
     even_odd: bool | None = None,
 ) -> list[jax.Array]:
     kernel = lower(planned(program), tuple(extents), parameters, even_odd)
-    if isinstance(kernel, Declined) and parameters is None:
-        # XLA is as fast, but there is a kernel.
-        kernel = lower(planned(program), tuple(extents), Parameters(), even_odd)
     assert isinstance(kernel, Kernel), kernel
     results: list[jax.Array] = call(kernel, program, extents)(*arrays)
     return results
@@ -198,8 +198,9 @@ def test_gradient_of_mass(p: int) -> None:
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("elements", [0, 1, ELEMENTS])
 def test_contractions(spec: str, elements: int) -> None:
-    check(contraction(spec, SIZES), elements)
-    check(contraction(spec, SIZES, constant=False), elements)
+    parameters = Parameters() if spec in MOVES else None
+    check(contraction(spec, SIZES), elements, parameters=parameters)
+    check(contraction(spec, SIZES, constant=False), elements, parameters=parameters)
 
 
 @pytest.mark.parametrize(("spec", "extents"), SEVERAL_BATCH_AXES)
@@ -367,7 +368,7 @@ def test_more_values_than_31_bits_count() -> None:
     elements = (1 << 28) + 3
     (x,) = program.arguments
     u = jax.random.uniform(jax.random.key(0), (elements, *x.tile), jnp.float32)
-    (got,) = run(program, (elements,), [u])
+    (got,) = run(program, (elements,), [u], Parameters())  # XLA moves values as fast
     assert got.size > 1 << 31
     for part in (slice(0, 1000), slice(elements - 1000, elements)):
         np.testing.assert_array_equal(got[part], np.swapaxes(u[part], 1, 2))

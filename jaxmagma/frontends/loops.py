@@ -31,7 +31,7 @@ from jaxmagma.programs.functions import VALUE_BY_VALUE
 MOST_PIECES = 8
 MOST_PIECES_ON_GPU = 3
 _LONG = {"div", "exp", "log", "pow", "rsqrt", "sqrt", "tanh"}
-# On a CPU there are so many sums at most, of fewer than so many values.
+# On a CPU there are so many sums at most of fewer than so many values, on a GPU none.
 MOST_SUMS = 2
 SHORT = 16
 # On a GPU so many values at most for each of the result, where they are components.
@@ -87,12 +87,12 @@ def _is_slow_by_values(lines: Lines) -> bool:
     names = {x.equation.primitive.name for x in lines.lines}
     if "transpose" in names and not names.isdisjoint(_POINTWISE):
         return True
+    if not names.isdisjoint(_LONG) and any(map(_is_stack, lines.lines)):
+        return True
     read, written = (
         sum(math.prod(x.aval.shape) for x in variables(ends) if x.kind == Kind.MAPPED)
         for ends in (lines.parameters, lines.results)
     )
-    if not names.isdisjoint(_LONG) and any(map(_is_stack, lines.lines)):
-        return True
     return not names.isdisjoint(_PARTS) and read > MOST_READ * written
 
 

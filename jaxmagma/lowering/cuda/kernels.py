@@ -75,10 +75,11 @@ def kernel_of(
     # Other parameters are those of a block.
     if parameters in (None, Parameters()):
         wanted = wants_panels(block)
-        panels = panels_of(constants_folded(plan), limits) if wanted or works_in_rows(block) else ""
-        # Threads with rows of an element are apart in memory, as lanes with elements are.
-        if isinstance(panels, Panels) and (wanted or panels.has_rows):
-            return kernel_of_panels(panels)
+        if wanted or works_in_rows(block):
+            panels = panels_of(constants_folded(plan), limits)
+            # Threads with rows of an element are apart in memory, as lanes with elements are.
+            if isinstance(panels, Panels) and (wanted or panels.has_rows):
+                return kernel_of_panels(panels)
     if isinstance(block, Declined):
         return block
     return kernel_of_block(block, extents)

@@ -24,6 +24,7 @@ import numpy as np
 
 from jaxmagma.lowering.cuda.architectures import Limits
 from jaxmagma.lowering.cuda.panels.association import associations
+from jaxmagma.lowering.cuda.panels.axes import Axes
 from jaxmagma.lowering.cuda.panels.fields import Fields, Unsuitable, fields_of, made_late
 from jaxmagma.lowering.cuda.panels.layout import Layout, layout_of
 from jaxmagma.lowering.cuda.panels.ownership import Ownership, ownerships
@@ -102,14 +103,12 @@ def panels_of(plan: Plan, limits: Limits) -> Panels | str:
     why = "a lane has no room for an element"
     alone = shared = None
     # All rows of an element read again what they have in common: rather, it is whole.
-    for common in (False, True):
+    for common in (False, True) if Axes(plan, apart=True).common else (True,):
         try:
             fields = fields_of(plan, apart=True, common=common)
         except Unsuitable as reason:
             why = str(reason)
             continue
-        if common and not fields.common:
-            break
         best = _best(plan, (fields, made_late(fields)), limits)
         if best is not None and best.ownership.registers <= _FEW_REGISTERS:
             return best

@@ -228,7 +228,6 @@ class _Reading:
         self.plan = plan
         self.axes = axes
         self.extents = self.axes.extents
-        self.rows = self.axes.rows
         self.numbers: dict[Field, int] = {}  # equal fields are one
         self.fields: list[Field] = []
         self.count = 0  # of those that are no numbers
@@ -236,7 +235,7 @@ class _Reading:
         for number, step in plan.numbered_steps():
             if not plan.tiles[number].batched:
                 raise Unsuitable("a table is computed")
-            if not self.extents and math.prod(step.shape) > MOST_FIELDS * math.prod(self.rows):
+            if not self.extents and math.prod(step.shape) > MOST_FIELDS * math.prod(self.axes.rows):
                 raise Unsuitable("too many fields")
             self._long(number)
             self.parts[number] = dict(self._of_step(number, step))

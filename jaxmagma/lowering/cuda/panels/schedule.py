@@ -365,7 +365,7 @@ def _values_of(schedule: Schedule, number: int) -> int:
         return 0
     if field.axis is None:
         # Whether something is so is a predicate, and takes no register of numbers.
-        return not (isinstance(field, Apply) and field.function in TRUTHS)
+        return 0 if isinstance(field, Apply) and field.function in TRUTHS else 1
     extent = fields.extents[field.axis]
     accumulates = _accumulates(fields, schedule.tiled, number)
     return 2 * -(-extent // 8) if accumulates else -(-extent // 4)

@@ -47,7 +47,7 @@ class Schedule:
     quads: bool  # own the fibres that matrices multiply
     halves: Mapping[int, Halves]  # of matrices that are multiplied half by half
     whole: frozenset[int]  # the sums over elements that every thread has whole
-    staged: frozenset[int]  # operands that are copied to shared memory for gemms
+    staged: frozenset[int]  # operands that are copied to shared memory for gemms and sums
     rewritten: frozenset[int]  # tiles that go to outputs from shared memory
 
     def __repr__(self) -> str:
@@ -145,9 +145,9 @@ def schedules_of(
 def _with_staging(
     ends: Ends, stages: Sequence[Stage], staging: bool
 ) -> tuple[list[Stage], set[int]]:
-    """The stages with copies of the operands of gemms, and what is copied.
+    """The stages with copies of the operands of gemms, and of sums if others read them, too.
 
-    Gathered ones are in any case.
+    And what is copied. Gathered ones are in any case.
     """
     found: list[Stage] = []
     staged: set[int] = set()
