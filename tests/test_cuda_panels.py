@@ -171,6 +171,23 @@ def small_matrices() -> Case:
     return function, ((3, 3), (3,))
 
 
+def system(rows: int) -> Case:
+    def function(A: Any, b: Any) -> Any:
+        return jnp.linalg.solve(A + rows * jnp.eye(rows), b)
+
+    return function, ((rows, rows), (rows,))
+
+
+def symmetric_systems(rows: int) -> Case:
+    """With the factor, so that an element has values for which few lanes have room."""
+
+    def function(A: Any, b: Any) -> Any:
+        L = jnp.linalg.cholesky(A @ A.T + jnp.eye(rows))
+        return L, jax.scipy.linalg.cho_solve((L, True), b)
+
+    return function, ((rows, rows), (rows,))
+
+
 def channels(count: int, dtype: str) -> Case:
     """A product of representations, the same for each of several channels."""
     T = (table(5, 4, 3) * (table(5, 4, 3) > 0)).astype(dtype)
@@ -243,6 +260,8 @@ CASES = {
     "a metric with equal weights": metric_at_points(2, 3),
     "stresses at points": stresses(8),
     "stresses on two axes of points": stresses(3, 5),
+    "systems of ten equations": symmetric_systems(10),
+    "a system of seven equations": system(7),
 }
 
 

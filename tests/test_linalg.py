@@ -28,7 +28,9 @@ DTYPES = (np.float64, np.float32)
 # Each size, the larger ones in both.
 SIZES_AND_DTYPES = [(1, np.float32), (2, np.float64), *((n, x) for n in (3, 4) for x in DTYPES)]
 # Of what is eliminated, not iterated.
-ELIMINATED = [*SIZES_AND_DTYPES, (6, np.float32), (6, np.float64)]
+ELIMINATED = [*SIZES_AND_DTYPES, (6, np.float32), (9, np.float64)]
+REFLECTED = [*SIZES_AND_DTYPES, (6, np.float32), (6, np.float64)]
+TRIANGULAR = [*ELIMINATED, (12, np.float32)]
 LONG = np.longdouble
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -197,7 +199,7 @@ def test_a_determinant_and_an_inverse_have_one_set_of_minors(size: int) -> None:
     assert both.total() - inverse.total() == (3 if size == 3 else 0)
 
 
-@pytest.mark.parametrize(("size", "dtype"), ELIMINATED)
+@pytest.mark.parametrize(("size", "dtype"), TRIANGULAR)
 def test_cholesky(size: int, dtype: Any) -> None:
     a = matrices(size, size)
     a = (np.clip(a, -1e15, 1e15) @ transposed(np.clip(a, -1e15, 1e15))).astype(dtype)
@@ -270,7 +272,7 @@ def test_small_singular_values_of_scaled_columns() -> None:
     assert np.all(abs(values - expected)[well] <= 1e-12 * expected[well])
 
 
-@pytest.mark.parametrize(("rows", "dtype"), ELIMINATED)
+@pytest.mark.parametrize(("rows", "dtype"), REFLECTED)
 def test_qr(rows: int, dtype: Any) -> None:
     for columns in {rows, 2}:
         a = matrices(rows, columns).astype(dtype)
@@ -497,9 +499,9 @@ def test_complex_and_large_matrices_are_left_to_jax(name: str) -> None:
     function = FUNCTIONS[name]
     a = well_conditioned(3, 3, 3) + 1j * jnp.eye(3)
     assert_close(jm.fuse(function)(a), jax.vmap(function)(a))
-    with pytest.raises(Unsupported, match="7 x 7"):
-        read(function, (7, 7))
-    b = well_conditioned(3, 7, 7)
+    with pytest.raises(Unsupported, match="13 x 13"):
+        read(function, (13, 13))
+    b = well_conditioned(3, 13, 13)
     assert_close(jm.fuse(function)(b), jax.vmap(function)(b), 1e-11)
 
 

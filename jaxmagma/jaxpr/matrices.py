@@ -1,6 +1,7 @@
 """Factorisations of small matrices, of which :mod:`jaxmagma.programs.linalg` has the algorithms."""
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jax.extend.core import JaxprEqn
@@ -11,21 +12,37 @@ from jaxmagma.programs import linalg
 from jaxmagma.programs.labels import letters
 
 
-# Of larger ones than these an inverse is more operations than a kernel has. Eigenvalues take as
-# many for every sweep over all pairs of rows.
-_LARGEST_ELIMINATED = 6
+# Values that a factorisation keeps: what a thread has registers for, of nine rows, or twelve of a
+# triangle.
+_MOST_VALUES = 81
+# Right sides that are solved one by one, as the columns of an inverse are.
+_FEW_SIDES = 6
 
 
-def _matrix(reader: Tiles, x: Read, name: str, largest: int = _LARGEST_ELIMINATED) -> linalg.Matrix:
-    """The components along the last two axes."""
+def _matrix(
+    reader: Tiles, x: Read, name: str, kept: Callable[[int, int], int] = operator.mul
+) -> linalg.Matrix:
+    """The components along the last two axes; so many are ``kept`` of so many rows and columns."""
     *lead, rows, columns = reader.shape(x)
-    if max(rows, columns) > largest:
+    if kept(rows, columns) > _MOST_VALUES:
         raise Unsupported(f"{name} of {rows} x {columns} matrices")
     return _numbers(reader, x, (len(lead), len(lead) + 1))
 
 
+def _triangle(reader: Tiles, x: Read, name: str) -> linalg.Matrix:
+    return _matrix(reader, x, name, lambda rows, _: rows * (rows + 1) // 2)
+
+
+def _iterated(reader: Tiles, x: Read, name: str) -> linalg.Matrix:
+    """All pairs of rows are rotated, several times."""
+    *_, rows, columns = reader.shape(x)
+    if max(rows, columns) > LARGEST_COMPONENT:
+        raise Unsupported(f"{name} of {rows} x {columns} matrices")
+    return _matrix(reader, x, name)
+
+
 def _numbers(reader: Tiles, x: Read, axes: Sequence[int]) -> linalg.Matrix:
-    pieces = reader.pieces(x, axes)
+    pieces = reader.pieces(x, axes, 2 * _MOST_VALUES)
     found = np.empty(pieces.shape, object)
     for at, piece in np.ndenumerate(pieces):
         known = reader.known(piece)
@@ -48,7 +65,7 @@ def lu(reader: Tiles, equation: JaxprEqn, x: Read) -> list[Read]:
 
 def permutation(reader: Tiles, equation: JaxprEqn, pivots: Read) -> Read:
     lead, size = reader.shape(pivots)[:-1], equation.params["permutation_size"]
-    if size > _LARGEST_ELIMINATED:
+    if size * size > _MOST_VALUES:
         raise Unsupported(f"a permutation of {size} rows")
     numbers = _numbers(reader, pivots, (len(lead),))
     return _joined(reader, linalg.permutation(numbers, size), lead)
@@ -58,13 +75,13 @@ def triangular_solve(reader: Tiles, equation: JaxprEqn, a: Read, b: Read) -> Rea
     p = equation.params
     if reader.dtype.kind == "c":
         raise Unsupported("triangular_solve of complex numbers")
-    matrix, lower, lead = _matrix(reader, a, "triangular_solve"), p["lower"], reader.shape(b)[:-2]
+    matrix, lower, lead = _triangle(reader, a, "triangular_solve"), p["lower"], reader.shape(b)[:-2]
     if p["transpose_a"] == p["left_side"]:  # X A = B is the same as Aᵀ Xᵀ = Bᵀ
         matrix, lower = matrix.T, not lower
     axis = len(lead) if p["left_side"] else len(lead) + 1
     other = 2 * len(lead) + 1 - axis
     many = reader.shape(b)[other]
-    if many <= _LARGEST_ELIMINATED:
+    if many <= max(_FEW_SIDES, len(matrix)):
         right = _numbers(reader, b, (axis, other) if axis < other else (other, axis))
         right = right if p["left_side"] else right.T
         x = linalg.triangular_solve(matrix, right, lower, p["unit_diagonal"])
@@ -82,27 +99,26 @@ def triangular_solve(reader: Tiles, equation: JaxprEqn, a: Read, b: Read) -> Rea
 
 
 def cholesky(reader: Tiles, equation: JaxprEqn, x: Read) -> Read:
-    made = linalg.cholesky(_matrix(reader, x, "cholesky"))
+    made = linalg.cholesky(_triangle(reader, x, "cholesky"))
     return _joined(reader, made, reader.shape(x)[:-2])
 
 
 def qr(reader: Tiles, equation: JaxprEqn, x: Read) -> list[Read]:
-    matrix, full = _matrix(reader, x, "qr"), equation.params["full_matrices"]
+    matrix, full = (
+        _matrix(reader, x, "qr", lambda m, n: 2 * m * n),
+        equation.params["full_matrices"],
+    )
     made = linalg.qr(matrix, full, reader.dtype)
     return [_joined(reader, y, reader.shape(x)[:-2]) for y in made]
 
 
 def eigh(reader: Tiles, equation: JaxprEqn, x: Read) -> list[Read]:
-    made = linalg.eigh(
-        _matrix(reader, x, "eigh", LARGEST_COMPONENT), equation.params["lower"], reader.dtype
-    )
+    made = linalg.eigh(_iterated(reader, x, "eigh"), equation.params["lower"], reader.dtype)
     return [_joined(reader, y, reader.shape(x)[:-2]) for y in made]
 
 
 def svd(reader: Tiles, equation: JaxprEqn, x: Read) -> list[Read]:
     vectors, full = equation.params["compute_uv"], equation.params["full_matrices"]
-    u, values, vt = linalg.svd(
-        _matrix(reader, x, "svd", LARGEST_COMPONENT), vectors, full, reader.dtype
-    )
+    u, values, vt = linalg.svd(_iterated(reader, x, "svd"), vectors, full, reader.dtype)
     wanted = [values, u, vt] if vectors else [values]
     return [_joined(reader, y, reader.shape(x)[:-2]) for y in wanted]

@@ -38,7 +38,7 @@ BGEMM_TARGET = "jaxmagma_cuda_bgemm"
 LARGEST_BGEMM = 48
 
 # A kernel of more steps takes minutes to schedule and to compile.
-MOST_STEPS = 2000
+MOST_STEPS = 5000
 
 
 def kernel_of(

@@ -21,7 +21,7 @@ from jaxmagma.programs.strides import box_of, row_major
 
 
 # More fields, numbers aside, make a kernel that takes minutes to compile.
-MOST_FIELDS = 2000
+MOST_FIELDS = 5000
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ from jaxmagma.plans.plan import Plan
 
 # Warps of a block: with fewer, tables would stand in shared memory more often than need be.
 _WARPS = (4, 6, 8, 12, 16)
+# Where none of these has room.
+_FEW_WARPS = (2, 1)
 # So many warps of a multiprocessor hide the latency of memory and of tensor cores.
 ENOUGH_WARPS = 8
 # That shared memory gives or takes at a time.
@@ -110,8 +112,10 @@ def _largest(
     """With the most warps that a multiprocessor has room for, if it has any."""
     panel, sent = (sum(ownership.panel * x.stride for x in tiles) for tiles in (read, written))
     best: Transfers | None = None
-    for warps in _WARPS:
+    for warps in (*_WARPS, *_FEW_WARPS):
         own = tables + itemsize * warps * (stages * panel + sent)
+        if warps in _FEW_WARPS and best is not None:
+            break
         if own > limits.shared_of_block or WARP * warps > limits.threads:
             continue
         # Of a block's warps each scheduler has every fourth one, and a quarter of all registers.
@@ -123,7 +127,7 @@ def _largest(
             limits.warps // warps,
         )
         found = Transfers(stages, read, written, panel, sent, warps, blocks)
-        if blocks and (best is None or found.resident > best.resident):
+        if found.resident >= SCHEDULERS and (best is None or found.resident > best.resident):
             best = found
     return best
 
