@@ -32,11 +32,11 @@ def while_loop(a: jax.Array) -> jax.Array:
 
 
 def large(a: jax.Array) -> jax.Array:
-    return jnp.pad(a @ a, ((0, 4), (0, 4)))
+    return jnp.pad(a @ a, ((0, 10), (0, 10)))
 
 
 def positive(a: jax.Array) -> jax.Array:
-    return large(a) @ large(a).T + jnp.diag(jnp.arange(3.0, 10.0))
+    return large(a) @ large(a).T + jnp.diag(jnp.arange(3.0, 16.0))
 
 
 # Functions of a matrix, one line each, what their reason names, and whether they have a gradient.
@@ -48,7 +48,7 @@ UNSUPPORTED: dict[str, tuple[Function, str, bool]] = {
     "cholesky": (lambda a: jnp.linalg.cholesky(positive(a)), "cholesky", True),
     "solve": (lambda a: jnp.linalg.solve(positive(a), large(a)[0]) * 2, "lu", True),
     "eigenvalues": (lambda a: jnp.linalg.eigvalsh(positive(a)) + a[0, 0], "eigh", True),
-    "at an argmax": (lambda a: large(a).reshape(-1)[jnp.argmax(large(a))] * a, "49 places", True),
+    "at an argmax": (lambda a: large(a).reshape(-1)[jnp.argmax(large(a))] * a, "169 pieces", True),
     "fft": (lambda a: jnp.abs(jnp.fft.fft(a @ a)) + 1.0, "complex128", True),
     "random": (lambda a: a * jax.random.uniform(jax.random.key(a[0, 0].astype(int))), "key", True),
     "integers": (lambda a: a * (jnp.floor(a).astype(int) % 2).astype(a.dtype), "int64", True),

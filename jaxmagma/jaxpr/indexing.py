@@ -11,7 +11,7 @@ from jax.extend.core import JaxprEqn
 from jax.lax import GatherScatterMode
 
 from jaxmagma.jaxpr.equations import Unsupported, aval
-from jaxmagma.jaxpr.tiles import MOST_PIECES, MOST_PLACES, Read, Tile, Tiles
+from jaxmagma.jaxpr.tiles import MOST_COMPONENTS, MOST_PIECES, MOST_PLACES, Read, Tile, Tiles
 from jaxmagma.programs.integers import is_integer
 from jaxmagma.programs.labels import letters
 
@@ -118,7 +118,7 @@ def _gather_known(reader: Tiles, equation: JaxprEqn, x: Read, where: Read) -> Re
     count, out = math.prod(small), aval(equation.outvars[0]).shape
     kept = [windows[n] for n in whole]
     found_shape = [1 if n in kept else extent for n, extent in enumerate(out)]
-    if max(count, math.prod(found_shape)) > MOST_PIECES:
+    if max(count, math.prod(found_shape)) > MOST_COMPONENTS:  # as of a diagonal
         raise Unsupported(f"gather of {count} values")
     with jax.ensure_compile_time_eval():
         places = np.arange(count, dtype=np.int32).reshape(small)
@@ -126,7 +126,7 @@ def _gather_known(reader: Tiles, equation: JaxprEqn, x: Read, where: Read) -> Re
     if promised and (found < 0).any():
         raise Unsupported("gather at places that there are not")
     found = found.squeeze(tuple(kept))
-    parts = reader.pieces(x, moved).reshape(-1)
+    parts = reader.pieces(x, moved, MOST_COMPONENTS).reshape(-1)
     filled = np.broadcast_to(_filled_in(equation), [shape[n] for n in whole])
     pieces = np.empty(found.shape, object)
     for at, number in np.ndenumerate(found):

@@ -7,7 +7,7 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 
 from jaxmagma.jaxpr.equations import Unsupported
-from jaxmagma.jaxpr.tiles import LARGEST_COMPONENT, Read, Tile, Tiles, uniform
+from jaxmagma.jaxpr.tiles import LARGEST_COMPONENT, MOST_COMPONENTS, Read, Tile, Tiles, uniform
 from jaxmagma.programs import linalg
 from jaxmagma.programs.labels import letters
 
@@ -42,7 +42,7 @@ def _iterated(reader: Tiles, x: Read, name: str) -> linalg.Matrix:
 
 
 def _numbers(reader: Tiles, x: Read, axes: Sequence[int]) -> linalg.Matrix:
-    pieces = reader.pieces(x, axes, 2 * _MOST_VALUES)
+    pieces = reader.pieces(x, axes, MOST_COMPONENTS)
     found = np.empty(pieces.shape, object)
     for at, piece in np.ndenumerate(pieces):
         known = reader.known(piece)

@@ -21,6 +21,8 @@ from jaxmagma.programs.simpler import one_number
 
 # Values taken apart, or small matrices multiplied, one by one.
 MOST_PIECES = 64
+# Of a matrix, which is taken apart to be factorised.
+MOST_COMPONENTS = 144
 # Places of an array that values are put into; beyond the above, if half of it is known: a matrix
 # that makes strains of displacements has zeros there.
 MOST_PLACES = 512
