@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import jaxpr_as_fun
 from jax.extend.core.primitives import convert_element_type_p
 
 from jaxmagma.frontends.conditions import Kind
@@ -156,7 +157,8 @@ class _Derivative:
             left = Lines(lines.parameters, lines.lines, dots).given(known)
             given = [x for x in _read(left, dots) if x in known]
             rest = Lines([*own, *given, *directions], left, dots, frozenset(plainly))
-            if self._is_single(rest, [*primals, *given, *along]):
+            found = self._as_single(rest, [*primals, *given, *along])
+            if found is not None:
                 break
         # What is but an argument without its tangent is no result of a program.
         stopped = {
@@ -170,7 +172,8 @@ class _Derivative:
         values = self.evaluate(lines.part(own, wanted), primals)
         others = iter(values[len(results) :])
         first = [stopped[x] if x in stopped else next(others) for x in given]
-        moved = iter(self.evaluate(rest, [*primals, *first, *along]) if dots else [])
+        tangents = found or functools.partial(self.evaluate, rest)
+        moved = iter(tangents([*primals, *first, *along]) if dots else [])
         return values[: len(results)], [None if vanishes else next(moved) for vanishes in zero]
 
     def _at(self, values: Sequence[Any]) -> Function:
@@ -186,8 +189,8 @@ class _Derivative:
         results, push = jax.linearize(self._at(values), *(values[n] for n in self.moving))
         return results, [x for x in push(*along) if x.dtype != jax.dtypes.float0]
 
-    def _is_single(self, lines: Lines, operands: Sequence[Any]) -> bool:
-        """Whether lines are one program."""
+    def _as_single(self, lines: Lines, operands: Sequence[Any]) -> Function | None:
+        """A function of operands like these, if lines are one program."""
         structs = [
             jax.tree.map(lambda y: jax.ShapeDtypeStruct(jnp.shape(y), y.dtype), x)
             if isinstance(x, Gathered)
@@ -195,10 +198,10 @@ class _Derivative:
             for x in operands
         ]
         try:
-            jax.eval_shape(lambda *xs: self.evaluate(lines, xs, single=True), *structs)
+            closed = jax.make_jaxpr(lambda xs: self.evaluate(lines, xs, single=True))(structs)
         except Unsupported:
-            return False
-        return True
+            return None
+        return lambda operands: jaxpr_as_fun(closed)(*jax.tree.leaves(operands))
 
     # ---- Reverse mode alone ----------------------------------------------------------------------
 
