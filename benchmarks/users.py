@@ -1,7 +1,7 @@
 """Programs from elsewhere than finite elements of high order: what must not lose by ``jm.fuse``.
 
-Faces of elements, particles, filters, reactions, small networks: as their authors write them, with
-one result. Least traffic and flops are counted as in ``programs``; factorisations of small matrices
+Faces of elements, particles, filters, reactions, materials, small networks: as their authors write
+them. Least traffic and flops are counted as in ``programs``; factorisations of small matrices
 and Jacobi's iterations as the operations of the usual algorithm.
 """
 
@@ -37,6 +37,9 @@ def every() -> Iterator[Program]:
     yield _program("equation-of-state/n12", equation_of_state, ((),), 1, 8)
     yield _program("layer/n8", layer, ((8,),), 8, 8 * 17)
     yield _program("element-matrix/n4", element_matrix, ((4, 4), (8, 4)), 32, 8 * 32)
+    yield _program("condensation/n12", condensed, ((12, 12), (12,)), 42, 4600)
+    yield _program("return-mapping/n7", returned, ((6,), (6,)), 7, 3 * 800)
+    yield _program("sigma-points/n9", through_sigma_points, ((9,), (9, 9)), 12, 2300)
 
 
 def _program(
@@ -197,3 +200,39 @@ def layer(x: Array) -> Array:
 def element_matrix(A: Array, u: Array) -> Array:
     """Times eight vectors."""
     return jax.vmap(lambda u: A @ u)(u)
+
+
+def condensed(K: Array, f: Array) -> tuple[Array, Array]:
+    """A stiffness and a load without the last six unknowns."""
+    K = K @ K.T + np.eye(12)
+    factor = jax.scipy.linalg.cho_factor(K[6:, 6:])
+    within = jax.scipy.linalg.cho_solve(factor, K[6:, :6])
+    return K[:6, :6] - K[:6, 6:] @ within, f[:6] - f[6:] @ within
+
+
+def returned(strain: Array, stress: Array) -> Array:
+    """Three steps of Newton's method towards a stress and a multiplier, by a material's law."""
+    C = np.eye(6) * 2 + 1
+
+    def residual(x: Array) -> Array:
+        part = x[:6] - np.array([1, 1, 1, 0, 0, 0]) * jnp.sum(x[:3]) / 3
+        size = jnp.sqrt(part @ part + 1e-6)
+        return jnp.append(x[:6] - stress - C @ (strain - x[6] * part / size), size - 0.5 - x[6])
+
+    x = jnp.append(stress, 0.0)
+    for _ in range(3):
+        x = x - jnp.linalg.solve(jax.jacfwd(residual)(x), residual(x))
+    return x
+
+
+def through_sigma_points(mean: Array, root: Array) -> tuple[Array, Array]:
+    """Mean and covariance of a distance, an angle and a product of Gaussian variables."""
+    columns = 1.7 * jnp.linalg.cholesky(root @ root.T + np.eye(9)).T
+    points = jnp.concatenate([mean[None], mean + columns, mean - columns])
+
+    def measured(x: Array) -> Array:
+        return jnp.array([jnp.hypot(x[0], x[1]), jnp.arctan2(x[1], x[0]), x[2] * x[3]])
+
+    values = jax.vmap(measured)(points)
+    rest = values - values.mean(0)
+    return values.mean(0), rest.T @ rest / len(points)

@@ -247,13 +247,18 @@ class Tiles(ABC):
         count = math.prod(shape[axis] for axis in axes)
         if count > most:
             raise Unsupported(f"it takes a value apart into {count} pieces")
-        found = np.empty([shape[axis] for axis in axes], object)
-        for at in np.ndindex(*found.shape):
-            piece = read
-            for axis, k in sorted(zip(axes, at, strict=True), reverse=True):
-                piece = self.index(piece, axis, k)
+        order = sorted(range(len(axes)), key=lambda n: axes[n])
+        pieces = {(): read}
+        for done, n in enumerate(order):
+            pieces = {
+                (*at, k): self.index(piece, axes[n] - done, k)
+                for at, piece in pieces.items()
+                for k in range(shape[axes[n]])
+            }
+        found = np.empty([shape[axes[n]] for n in order], object)
+        for at, piece in pieces.items():
             found[at] = piece
-        return found
+        return found.transpose(np.argsort(order))
 
     def in_order(self, read: Read, axes: Sequence[int]) -> Read:
         """A value whose axes are ``axes`` of what is wanted, with its axes in order."""
