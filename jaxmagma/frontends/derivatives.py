@@ -157,8 +157,8 @@ class _Derivative:
             left = Lines(lines.parameters, lines.lines, dots).given(known)
             given = [x for x in _read(left, dots) if x in known]
             rest = Lines([*own, *given, *directions], left, dots, frozenset(plainly))
-            found = self._as_single(rest, [*primals, *given, *along])
-            if found is not None:
+            single = self._as_single(rest, [*primals, *given, *along])
+            if single is not None:
                 break
         # What is but an argument without its tangent is no result of a program.
         stopped = {
@@ -172,7 +172,7 @@ class _Derivative:
         values = self.evaluate(lines.part(own, wanted), primals)
         others = iter(values[len(results) :])
         first = [stopped[x] if x in stopped else next(others) for x in given]
-        tangents = found or functools.partial(self.evaluate, rest)
+        tangents = single or functools.partial(self.evaluate, rest)
         moved = iter(tangents([*primals, *first, *along]) if dots else [])
         return values[: len(results)], [None if vanishes else next(moved) for vanishes in zero]
 

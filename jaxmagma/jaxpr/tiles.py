@@ -248,7 +248,7 @@ class Tiles(ABC):
         if count > most:
             raise Unsupported(f"it takes a value apart into {count} pieces")
         order = sorted(range(len(axes)), key=lambda n: axes[n])
-        pieces = {(): read}
+        pieces: dict[tuple[int, ...], Read] = {(): read}
         for done, n in enumerate(order):
             pieces = {
                 (*at, k): self.index(piece, axes[n] - done, k)
