@@ -319,3 +319,15 @@ def test_looking_up_in_a_table_is_a_loop_everywhere() -> None:
     closed = jax.make_jaxpr(material)(jnp.ones(()), values)
     lines = inlined(closed, [Kind.MAPPED, Kind.UNSURE])
     assert are_loops(lines, "cpu") and are_loops(lines, "gpu")
+
+
+def test_loops_beside_plain_jax() -> None:
+    """They are one with what is before and behind; products are programs all the same."""
+
+    def loops(x: jax.Array) -> jax.Array:
+        return 2 * jax.lax.lgamma(1 + x**2) - x
+
+    (x,) = made(((5,),))
+    assert programs(jm.fuse(loops), [x]) == 0
+    np.testing.assert_array_equal(jax.jit(jm.fuse(loops))(x), jax.jit(jax.vmap(loops))(x))
+    assert programs(jm.fuse(lambda x: B @ loops(jnp.sin(B.T @ (B @ x)))), [x]) == 2

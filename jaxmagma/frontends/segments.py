@@ -59,6 +59,8 @@ _LIBRARIES = tuple(f"{x}/" for x in (Path(jax.__file__).parent, Path(__file__).p
 
 Operand = Any  # an array, or Gathered
 
+_LOOPS = "XLA's loops for it are as fast as a kernel"
+
 
 # ---- Segments ------------------------------------------------------------------------------------
 
@@ -129,6 +131,15 @@ class _Segment:
         self._lines.append((line, numbers))
         return list(results)
 
+    def are_loops(self, results: Sequence[Variable]) -> bool:
+        """Whether XLA has loops for some results of the lines."""
+        own = [line for line, _ in self._lines]
+        made = {x for line in own for x in line.results}
+        read = [x for line in own for x in variables(line.operands) if x not in made]
+        platform = jax.default_backend()
+        arrays = platform == "cpu" or not any(isinstance(x, Gathered) for x in self._operands)
+        return arrays and are_loops(Lines(list(dict.fromkeys(read)), own, results), platform)
+
     def tile(self, x: Any, use: _Use = _Use.VALUE) -> Any:
         """An operand as the reader wants it."""
         if isinstance(x, Gathered):
@@ -175,7 +186,7 @@ class _Segment:
         return self._inputs[key].number
 
     def run(self, results: Sequence[Tile], variables: Sequence[Variable] = ()) -> list[jax.Array]:
-        """The values of some tiles, those of ``variables`` of the lines; raises ``TooLarge``."""
+        """The values of some tiles, those of ``variables`` of the lines; raises ``NoProgram``."""
         if not results:
             return []
         values = list(dict.fromkeys(x.value for x in results))
@@ -185,7 +196,7 @@ class _Segment:
             normal, _ = normal_form(built.program)
             reason = too_large(one_by_one(normal)) and too_large(plan(normal))
             if reason:
-                raise TooLarge(reason)
+                raise NoProgram(reason)
         given = {x.number: x for x in self._inputs.values()}
         inputs = [given[n] for n in built.inputs if n in given]
         arguments = [x.array for x in inputs]
@@ -267,8 +278,8 @@ class _Number:
     number: int
 
 
-class TooLarge(Exception):
-    """Why a program is none."""
+class NoProgram(Exception):
+    """Why lines are none."""
 
 
 def read(x: Gathered) -> jax.Array:
@@ -289,7 +300,7 @@ def run_function(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.A
     # On a GPU a kernel gathers for itself; a CPU gathers first in any case.
     arrays = platform == "cpu" or not any(isinstance(x, Gathered) for x in operands)
     if arrays and are_loops(lines, platform):
-        tell(PlainCall("XLA's loops for it are as fast as a kernel"))
+        tell(PlainCall(_LOOPS))
         return plainly(closed, _arrays(operands))
     if arrays and are_loops_around_compared_products(lines, platform):
         tell(PlainCall("it compares products for all elements, and XLA's are as fast"))
@@ -349,6 +360,7 @@ def evaluate(lines: Lines, operands: Sequence[Operand], single: bool = False) ->
     values: dict[Variable, Any] = dict(zip(lines.parameters, operands, strict=True))
     unknown = (Tile, Gathered, jax.Array)
     segment = _Segment(dtype)
+    divided = False  # by what plain JAX computes
     constants: set[Variable] = set()  # that programs have computed of constants alone
     mapped = [values[x] for x in lines.parameters if x.kind == Kind.MAPPED][:1]
     baked = traced_once()
@@ -377,7 +389,11 @@ def evaluate(lines: Lines, operands: Sequence[Operand], single: bool = False) ->
         return _as_mapped(array, *_arrays(mapped)) if known else array
 
     def finish(line: int) -> None:
-        """Ends the segment before a line: what is needed from there on becomes arrays."""
+        """Ends the segment before a line: what is needed from there on becomes arrays.
+
+        Beside what plain JAX computes XLA's loops are better than a kernel that is no faster: they
+        are one with loops before and after them.
+        """
         nonlocal segment
         tiles = {
             x: tile
@@ -385,8 +401,10 @@ def evaluate(lines: Lines, operands: Sequence[Operand], single: bool = False) ->
             if isinstance(tile, Tile) and last_use.get(x, -1) >= line
         }
         try:
+            if divided and tiles and segment.are_loops(list(tiles)):
+                raise NoProgram(_LOOPS)
             arrays = segment.run(list(tiles.values()), list(tiles))
-        except TooLarge as reason:
+        except NoProgram as reason:
             if single:
                 raise Unsupported(str(reason)) from None
             tell(PlainCall(str(reason)))
@@ -415,6 +433,7 @@ def evaluate(lines: Lines, operands: Sequence[Operand], single: bool = False) ->
                 raise
             if not moves:
                 tell(PlainCall(f"{_place(line)}: {reason}"))
+                divided = True
             if ends:
                 finish(number)
             arrays = _arrays([given(x) for x in line.operands])
