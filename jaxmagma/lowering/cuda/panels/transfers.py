@@ -109,27 +109,27 @@ def _largest(
     itemsize: int,
     limits: Limits,
 ) -> Transfers | None:
-    """With the most warps that a multiprocessor has room for, if it has any."""
+    """With the most warps that a multiprocessor has room for, one for each scheduler at least."""
     panel, sent = (sum(ownership.panel * x.stride for x in tiles) for tiles in (read, written))
-    best: Transfers | None = None
-    for warps in (*_WARPS, *_FEW_WARPS):
+
+    def blocks(warps: int) -> int:
         own = tables + itemsize * warps * (stages * panel + sent)
-        if warps in _FEW_WARPS and best is not None:
-            break
         if own > limits.shared_of_block or WARP * warps > limits.threads:
-            continue
+            return 0
         # Of a block's warps each scheduler has every fourth one, and a quarter of all registers.
         of_scheduler = WARP * -(-warps // SCHEDULERS) * ownership.registers
-        blocks = min(
+        return min(
             limits.registers // SCHEDULERS // of_scheduler,
             limits.shared // (own + RESERVED_BYTES),
             limits.blocks,
             limits.warps // warps,
         )
-        found = Transfers(stages, read, written, panel, sent, warps, blocks)
-        if found.resident >= SCHEDULERS and (best is None or found.resident > best.resident):
-            best = found
-    return best
+
+    for some in (_WARPS, _FEW_WARPS):
+        warps = max(some, key=lambda x: x * blocks(x))
+        if warps * blocks(warps) >= SCHEDULERS:
+            return Transfers(stages, read, written, panel, sent, warps, blocks(warps))
+    return None
 
 
 # ---- Tiles in shared memory ----------------------------------------------------------------------
