@@ -104,11 +104,8 @@ def cholesky(reader: Tiles, equation: JaxprEqn, x: Read) -> Read:
 
 
 def qr(reader: Tiles, equation: JaxprEqn, x: Read) -> list[Read]:
-    matrix, full = (
-        _matrix(reader, x, "qr", lambda m, n: 2 * m * n),
-        equation.params["full_matrices"],
-    )
-    made = linalg.qr(matrix, full, reader.dtype)
+    matrix = _matrix(reader, x, "qr", lambda rows, columns: 2 * rows * columns)
+    made = linalg.qr(matrix, equation.params["full_matrices"], reader.dtype)
     return [_joined(reader, y, reader.shape(x)[:-2]) for y in made]
 
 
