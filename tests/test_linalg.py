@@ -391,6 +391,22 @@ def test_values_and_derivatives_are_those_of_vmap(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "size"), [("solve one", 9), ("slogdet", 9), ("inv", 7), ("cholesky", 12)]
+)
+def test_larger_matrices(name: str, size: int) -> None:
+    function = FUNCTIONS[name]
+    a = well_conditioned(5, size, size) + 2 * size * jnp.eye(size)
+    assert len(programs(jm.fuse(function), a)) == 1
+
+    def everything(transform: Function) -> Any:
+        mapped = transform(function)
+        return jax.jit(lambda a: (mapped(a), jax.grad(lambda a: jnp.sum(mapped(a) ** 2))(a)))(a)
+
+    for one, other in zip(everything(jm.fuse), everything(jax.vmap), strict=True):
+        assert_close(one, other, 1e-11)
+
+
+@pytest.mark.parametrize(
     ("name", "size"), [(x, size) for n, x in enumerate(FIELDS) for size in {3, SIZES[n % 4]}]
 )
 def test_matrices_at_the_points_of_a_tile(name: str, size: int) -> None:
