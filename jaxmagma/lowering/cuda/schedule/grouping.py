@@ -163,8 +163,8 @@ def _with_points(progress: Progress, sweep: Sweep) -> Sweep:
         return whole
     # Single values of an element, of which something larger is made.
     for number in rest if not sweep.lines else ():
-        one = joined(progress, sweep, [number])
-        sweep = one if one and _handed_on(steps, one) <= _handed_on(steps, sweep) else sweep
+        if not _hands_on_more(steps, sweep, number):
+            sweep = joined(progress, sweep, [number]) or sweep
     return sweep
 
 
@@ -195,6 +195,16 @@ def _parts(steps: Steps, group: Collection[int]) -> Iterator[list[int]]:
 def _handed_on(steps: Steps, sweep: Sweep) -> int:
     """How many tiles of a sweep are needed elsewhere."""
     return sum(not sweep.tiles.keys() >= {*steps.consumers[n]} for n in sweep.tiles)
+
+
+def _hands_on_more(steps: Steps, sweep: Sweep, number: int) -> bool:
+    """Whether more tiles are needed elsewhere with one step more, for which others are not."""
+
+    def stays(tile: int) -> bool:
+        return all(x == number or x in sweep.tiles for x in steps.consumers[tile])
+
+    taken = {x for x in steps.operands[number] if x in sweep.tiles}
+    return not stays(number) and not any(map(stays, taken))
 
 
 def _with_neighbour(progress: Progress, sweep: Sweep) -> Sweep | None:
