@@ -158,7 +158,7 @@ class Pointwise(_Labelled):
     output_labels: str
     sizes: tuple[tuple[str, int], ...]
 
-    @property
+    @cached_property
     def terms(self) -> tuple[tuple[int, str], ...]:
         return tuple(zip(self.operands, self.labels, strict=True))
 
