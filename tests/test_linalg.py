@@ -28,8 +28,8 @@ DTYPES = (np.float64, np.float32)
 # Each size, the larger ones in both.
 SIZES_AND_DTYPES = [(1, np.float32), (2, np.float64), *((n, x) for n in (3, 4) for x in DTYPES)]
 # Of what is eliminated, not iterated.
-ELIMINATED = [*SIZES_AND_DTYPES, (6, np.float32), (9, np.float64)]
 REFLECTED = [*SIZES_AND_DTYPES, (6, np.float32), (6, np.float64)]
+ELIMINATED = [*REFLECTED, (9, np.float64)]
 TRIANGULAR = [*ELIMINATED, (12, np.float32)]
 LONG = np.longdouble
 
@@ -510,14 +510,16 @@ def test_a_zero_beside_what_is_no_number() -> None:
     np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
 
 
-@pytest.mark.parametrize("name", ["inv", "cholesky", "qr", "svd", "solve"])
-def test_complex_and_large_matrices_are_left_to_jax(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "size"), [("inv", 10), ("cholesky", 13), ("qr", 7), ("svd", 5), ("solve", 10)]
+)
+def test_complex_and_large_matrices_are_left_to_jax(name: str, size: int) -> None:
     function = FUNCTIONS[name]
     a = well_conditioned(3, 3, 3) + 1j * jnp.eye(3)
     assert_close(jm.fuse(function)(a), jax.vmap(function)(a))
-    with pytest.raises(Unsupported, match="13 x 13"):
-        read(function, (13, 13))
-    b = well_conditioned(3, 13, 13)
+    with pytest.raises(Unsupported, match=f"{size} x {size}"):
+        read(function, (size, size))
+    b = well_conditioned(3, size, size)
     assert_close(jm.fuse(function)(b), jax.vmap(function)(b), 1e-11)
 
 

@@ -136,9 +136,8 @@ class _Segment:
         own = [line for line, _ in self._lines]
         made = {x for line in own for x in line.results}
         read = [x for line in own for x in variables(line.operands) if x not in made]
-        platform = jax.default_backend()
-        arrays = platform == "cpu" or not any(isinstance(x, Gathered) for x in self._operands)
-        return arrays and are_loops(Lines(list(dict.fromkeys(read)), own, results), platform)
+        lines = Lines(list(dict.fromkeys(read)), own, results)
+        return _has_arrays(self._operands) and are_loops(lines, jax.default_backend())
 
     def tile(self, x: Any, use: _Use = _Use.VALUE) -> Any:
         """An operand as the reader wants it."""
@@ -289,6 +288,12 @@ def read(x: Gathered) -> jax.Array:
     return result
 
 
+def _has_arrays(operands: Sequence[Operand]) -> bool:
+    """Whether a kernel reads arrays: on a GPU it gathers for itself, a CPU gathers first."""
+    gathers = any(isinstance(x, Gathered) for x in operands)
+    return not gathers or jax.default_backend() == "cpu"
+
+
 def _arrays(operands: Sequence[Operand]) -> list[jax.Array]:
     return [read(x) if isinstance(x, Gathered) else x for x in operands]
 
@@ -297,8 +302,7 @@ def run_function(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.A
     """The results of the function of an element, in XLA's own loops where these are as fast."""
     kinds = [Kind.MAPPED] * len(operands)
     lines, platform = inlined(closed, kinds), jax.default_backend()
-    # On a GPU a kernel gathers for itself; a CPU gathers first in any case.
-    arrays = platform == "cpu" or not any(isinstance(x, Gathered) for x in operands)
+    arrays = _has_arrays(operands)
     if arrays and are_loops(lines, platform):
         tell(PlainCall(_LOOPS))
         return plainly(closed, _arrays(operands))

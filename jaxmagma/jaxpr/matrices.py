@@ -104,8 +104,12 @@ def cholesky(reader: Tiles, equation: JaxprEqn, x: Read) -> Read:
 
 
 def qr(reader: Tiles, equation: JaxprEqn, x: Read) -> list[Read]:
-    matrix = _matrix(reader, x, "qr", lambda rows, columns: 2 * rows * columns)
-    made = linalg.qr(matrix, equation.params["full_matrices"], reader.dtype)
+    full = equation.params["full_matrices"]
+
+    def kept(rows: int, columns: int) -> int:
+        return rows * (columns + (rows if full else min(rows, columns)))
+
+    made = linalg.qr(_matrix(reader, x, "qr", kept), full, reader.dtype)
     return [_joined(reader, y, reader.shape(x)[:-2]) for y in made]
 
 

@@ -37,7 +37,7 @@ BGEMM_TARGET = "jaxmagma_cuda_bgemm"
 # float64 and, but for a few cases, in float32 (benchmarks/results/bgemm-h100.txt).
 LARGEST_BGEMM = 48
 
-# A kernel of more steps takes minutes to schedule and to compile.
+# A kernel of more steps takes too long to schedule and to compile.
 MOST_STEPS = 5000
 
 

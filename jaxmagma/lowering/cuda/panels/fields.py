@@ -20,7 +20,7 @@ from jaxmagma.programs.program import Gather, Place, View
 from jaxmagma.programs.strides import box_of, row_major
 
 
-# More fields, numbers aside, make a kernel that takes minutes to compile.
+# More fields, numbers aside, make a kernel that takes too long to compile.
 MOST_FIELDS = 5000
 
 

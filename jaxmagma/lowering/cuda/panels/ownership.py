@@ -20,8 +20,8 @@ from jaxmagma.plans.plan import Plan
 
 # Registers of a lane for addresses, and for values on their way.
 _ADDRESSES = 40
-# Those that it can do without, rather than have no room at all: a kilobyte of each lane, which L1
-# holds of all warps that a multiprocessor then has (benchmarks/results/rules-h200.txt).
+# Those that it can do without, rather than have no room at all: they are in local memory then, a
+# kilobyte of each lane (benchmarks/results/rules-h200.txt).
 _SPILLED = 256
 
 
