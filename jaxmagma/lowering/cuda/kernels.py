@@ -12,9 +12,9 @@ from jaxmagma.lowering.cuda.model import (
     choose,
     comes_in_rows,
     keeps_more_busy,
+    may_have_panels,
     wants_panels,
     wants_rows,
-    works_in_rows,
 )
 from jaxmagma.lowering.cuda.panels import Panels, panels_of
 from jaxmagma.lowering.cuda.parameters import Parameters
@@ -73,13 +73,10 @@ def kernel_of(
         if isinstance(rows, Block) and rows.transfers.streams and comes_in_rows(rows):
             block = rows
     # Other parameters are those of a block.
-    if parameters in (None, Parameters()):
-        wanted = wants_panels(block)
-        if wanted or works_in_rows(block):
-            panels = panels_of(constants_folded(plan), limits)
-            # Threads with rows of an element are apart in memory, as lanes with elements are.
-            if isinstance(panels, Panels) and (wanted or panels.has_rows):
-                return kernel_of_panels(panels)
+    if parameters in (None, Parameters()) and may_have_panels(block):
+        panels = panels_of(constants_folded(plan), limits)
+        if isinstance(panels, Panels) and wants_panels(block, panels):
+            return kernel_of_panels(panels)
     if isinstance(block, Declined):
         return block
     return kernel_of_block(block, extents)

@@ -11,15 +11,17 @@ from jaxmagma.lowering.cuda.blocks import Block
 from jaxmagma.lowering.cuda.layout import ENOUGH_THREADS, layout_of
 from jaxmagma.lowering.cuda.matrices import held_registers, matrices_of
 from jaxmagma.lowering.cuda.ownership import QUAD_THREADS, SEVERAL_MOVES, ownerships
+from jaxmagma.lowering.cuda.panels import Panels
 from jaxmagma.lowering.cuda.parameters import MAX_THREADS, SHARED_BYTES, Parameters
 from jaxmagma.lowering.cuda.quads import schedules
 from jaxmagma.lowering.cuda.schedule import Schedule
 from jaxmagma.lowering.cuda.schedule.ends import ends_of
-from jaxmagma.lowering.cuda.schedule.sweeps import Gemm, Sweep
+from jaxmagma.lowering.cuda.schedule.sweeps import Gemm, Sweep, made_by
 from jaxmagma.lowering.cuda.transfers import transfers_of
 from jaxmagma.lowering.cuda.transfers.streams import streams_of
 from jaxmagma.lowering.kernel import Declined, Excess
 from jaxmagma.plans.plan import Plan
+from jaxmagma.programs.program import Gather
 
 
 # So many threads keep a multiprocessor busy even if each has work of its own. The compiler must be
@@ -36,8 +38,12 @@ QUAD_REGISTERS = 60
 QUAD_PLACES = 36
 MIRRORED_PLACES = 32
 WHOLE_PLACES = 16
-# Beyond so many stages, values go through shared memory more often than is worth it.
-MOST_STAGES = 5
+# Values that may go through shared memory for each that an element has in memory. Shared memory
+# moves about seven times as many as memory does, at best: with bank conflicts, and with all else
+# that goes through L1, it is the slower one from here on (benchmarks/results/rules-h200.txt).
+MOST_EXCHANGED = 3
+# Registers that a lane may keep in local memory to save that.
+FEW_SPILLED = 64
 # The bytes that memory gives at once.
 SECTOR = 32
 # The copy engine brings operands, unless a multiprocessor would have fewer groups than these.
@@ -231,23 +237,20 @@ def comes_in_rows(block: Block) -> bool:
     return 2 * rows > every and all(x.length >= ROW_VALUES for x in streams)
 
 
-def wants_panels(block: Block | Declined) -> bool:
-    """Whether warps had better have elements whole."""
+def may_have_panels(block: Block | Declined) -> bool:
+    """Whether warps may do better that have elements whole."""
     if isinstance(block, Declined):
         return True
-    stages = block.schedule.stages
-    if len(stages) > MOST_STAGES or _works_alone(block):
+    return _needs_panels(block) or _exchanges_most(block) or _works_in_rows(block)
+
+
+def wants_panels(block: Block | Declined, panels: Panels) -> bool:
+    """Whether these warps do better."""
+    if isinstance(block, Declined) or _needs_panels(block):
         return True
-    gemms = [x for x in stages if isinstance(x, Gemm)]
-    return any(not block.plan.tiles[x].batched for gemm in gemms for x in gemm.step.operands)
-
-
-def works_in_rows(block: Block | Declined) -> bool:
-    """Whether threads may have rows of an element each: no matrix is applied, nothing exchanged."""
-    if isinstance(block, Declined) or not _is_pointwise(block):
-        return False
-    tiles = (block.plan.tiles[x] for x in (*range(block.ends.inputs), *block.plan.results))
-    return any(x.batched and len(x.shape) > 1 for x in tiles)
+    if _works_in_rows(block) and panels.has_rows:
+        return True
+    return _exchanges_most(block) and panels.ownership.spilled <= FEW_SPILLED
 
 
 def keeps_more_busy(joined: Block, apart: Block) -> bool:
@@ -269,6 +272,49 @@ def _works_alone(block: Block) -> bool:
     alone = any(x.count == 1 for x in block.schedule.sweeps)
     most = SECTOR if block.ends.gathered else SECTOR // 2
     return alone and max(_accessed(block)) > most
+
+
+def _needs_panels(block: Block) -> bool:
+    """Whether threads have an element by themselves, or one operand of a product is a table."""
+    gemms = [x for x in block.schedule.stages if isinstance(x, Gemm)]
+    tables = any(not block.plan.tiles[x].batched for gemm in gemms for x in gemm.step.operands)
+    return tables or _works_alone(block)
+
+
+def _works_in_rows(block: Block) -> bool:
+    """Whether threads may have rows of an element: no matrix is applied, nothing is exchanged.
+
+    They are apart in memory then, as lanes with elements are.
+    """
+    if not _is_pointwise(block):
+        return False
+    tiles = (block.plan.tiles[x] for x in (*range(block.ends.inputs), *block.plan.results))
+    return any(x.batched and len(x.shape) > 1 for x in tiles)
+
+
+def _exchanges_most(block: Block) -> bool:
+    """Whether what goes through shared memory takes longer than what elements have in memory."""
+    return _exchanged(block) >= MOST_EXCHANGED * _in_memory(block)
+
+
+def _exchanged(block: Block) -> int:
+    """Values of an element that stages read from shared memory and write there."""
+    ends, size, shared = block.ends, block.plan.tiles, block.layout.tiles
+    values = 0
+    for stage in block.schedule.stages:
+        read = [x.tile for x in stage.loads] if isinstance(stage, Sweep) else stage.step.operands
+        values += sum(size[x].size for x in read if ends.origin(x).tile in shared)
+        values += sum(size[x].size for x in made_by(stage) if x in shared)
+    return values
+
+
+def _in_memory(block: Block) -> int:
+    """Values of an element's operands and results, and of what is gathered for it."""
+    plan, first = block.plan, block.ends.inputs
+    gathers = {n: x for n, x in plan.numbered_steps() if isinstance(x, Gather)}
+    indices = {x.index for x in gathers.values()}
+    operands = (x for x in range(first) if plan.tiles[x].batched and x not in indices)
+    return sum(plan.tiles[x].size for x in (*operands, *gathers, *plan.results))
 
 
 def _is_pointwise(block: Block) -> bool:

@@ -27,7 +27,7 @@ from jaxmagma.lowering.cuda.panels.association import associations
 from jaxmagma.lowering.cuda.panels.axes import Axes
 from jaxmagma.lowering.cuda.panels.fields import Fields, Unsuitable, fields_of, made_late
 from jaxmagma.lowering.cuda.panels.layout import Layout, layout_of
-from jaxmagma.lowering.cuda.panels.ownership import Ownership, ownerships
+from jaxmagma.lowering.cuda.panels.ownership import Ownership, operations, ownerships
 from jaxmagma.lowering.cuda.panels.schedule import Schedule, schedules
 from jaxmagma.lowering.cuda.panels.source import pointers_of, source_of, tables_of
 from jaxmagma.lowering.cuda.panels.transfers import ENOUGH_WARPS, Transfers, transfers_of
@@ -89,8 +89,9 @@ class Panels:
         )
 
 
-# Registers of a lane that has an element of its own, where three others could help.
-_FEW_REGISTERS = 160
+# So many warps of a multiprocessor hide the latency of what lanes do that have an element each; of
+# quads, which tensor cores work for, fewer do.
+_ENOUGH_LANES = 12
 
 
 def panels_of(plan: Plan, limits: Limits) -> Panels | str:
@@ -101,7 +102,7 @@ def panels_of(plan: Plan, limits: Limits) -> Panels | str:
     if any(len(out.batch) < program.batch_rank for out in program.outputs):
         return "an output is summed over elements"
     why = "a lane has no room for an element"
-    alone = shared = None
+    found: list[Panels | None] = []
     # All rows of an element read again what they have in common: rather, it is whole.
     for common in (False, True) if Axes(plan, apart=True).common else (True,):
         try:
@@ -109,22 +110,44 @@ def panels_of(plan: Plan, limits: Limits) -> Panels | str:
         except Unsuitable as reason:
             why = str(reason)
             continue
-        best = _best(plan, (fields, made_late(fields)), limits)
-        if best is not None and best.ownership.registers <= _FEW_REGISTERS:
-            return best
-        alone = alone or best
+        found.append(_best(plan, (fields, made_late(fields)), limits))
+        if found[-1] is not None and not found[-1].ownership.spilled:
+            break
+    if Axes(plan, apart=False).extents:
+        try:
+            found.append(_of_quads(plan, limits))
+        except Unsuitable as reason:
+            why = str(reason)
+    kernels = [x for x in found if x is not None]
+    return min(kernels, key=lambda x: _time(x, limits), default=why)
+
+
+def _of_quads(plan: Plan, limits: Limits) -> Panels | None:
+    """Of lanes that have elements together, and tables that tensor cores apply, if there are."""
+    why = Unsuitable("no table is applied")
     found = []
     for associated in associations(plan):
         try:
             found.append((associated, fields_of(associated)))
         except Unsuitable as reason:
-            why = str(reason)
-    if found:
-        # An element's matrix can be stored by its rows or by its columns.
-        plan, fields = min(found, key=lambda x: sum(store.stride for store in x[1].stores))
-        if fields.has_products:
-            shared = _best(plan, (fields,), limits)
-    return shared or alone or why
+            why = reason
+    if not found:
+        raise why
+    # An element's matrix can be stored by its rows or by its columns.
+    plan, fields = min(found, key=lambda x: sum(store.stride for store in x[1].stores))
+    return _best(plan, (fields,), limits) if fields.has_products else None
+
+
+def _time(panels: Panels, limits: Limits) -> tuple[bool, float]:
+    """Of a multiprocessor for an element, roughly, where it does not wait for memory.
+
+    Local memory takes more than any of it.
+    """
+    owner = panels.ownership
+    enough = ENOUGH_WARPS if owner.lanes > 1 else _ENOUGH_LANES
+    waiting = max(1.0, enough / panels.transfers.resident)
+    work = operations(panels.plan, panels.schedule.fields, limits)
+    return owner.spilled > 0, work * waiting
 
 
 def _best(plan: Plan, orders: Sequence[Fields], limits: Limits) -> Panels | None:

@@ -12,10 +12,11 @@ from typing import TypeGuard
 import numpy as np
 
 from jaxmagma.lowering.cuda.architectures import Limits
-from jaxmagma.lowering.cuda.panels.fields import Field, Load
+from jaxmagma.lowering.cuda.panels.fields import Apply, Field, Fields, Load, Multiply
 from jaxmagma.lowering.cuda.panels.schedule import Loop, Schedule, most_values
 from jaxmagma.lowering.cuda.parameters import WARP, WIDE_REGISTERS
 from jaxmagma.plans.plan import Plan
+from jaxmagma.programs.functions import FUNCTIONS
 
 
 # Registers of a lane for addresses, and for values on their way.
@@ -33,12 +34,14 @@ class Ownership:
       lanes: that have elements together: four or one.
       elements: of those lanes, side by side.
       registers: of a lane, roughly.
+      spilled: those that it does not have, and keeps in local memory.
       reread: loaded fields that stay in shared memory, where loops read them for each tile.
     """
 
     lanes: int
     elements: int
     registers: int
+    spilled: int
     reread: frozenset[int]
 
     @property
@@ -63,8 +66,36 @@ def ownerships(plan: Plan, schedule: Schedule, limits: Limits) -> Iterator[Owner
         room = limits.thread_registers + (_SPILLED if elements == 1 else 0)
         if registers <= room:
             least = WIDE_REGISTERS if lanes > 1 and dtype == np.float64 else 0
-            registers = min(max(registers, least), limits.thread_registers)
-            yield Ownership(lanes, elements, registers, reread)
+            spilled = max(0, registers - limits.thread_registers)
+            registers = max(registers - spilled, least)
+            yield Ownership(lanes, elements, registers, spilled, reread)
+
+
+def operations(plan: Plan, fields: Fields, limits: Limits) -> float:
+    """Of the lanes that have an element, all of its rows, those of tensor cores among them.
+
+    What is no field along an axis each lane of a quad computes for itself. In float32 tensor cores
+    have three products for one, of values that are first taken apart: they save nothing.
+    """
+    lanes = 4 if fields.extents else 1
+    rate = limits.tensor_rate if plan.program.dtype == np.float64 else 1.0
+
+    def of(field: Field) -> float:
+        if isinstance(field, Multiply):
+            rows = _whole(fields.extents[field.axis], 8)
+            columns = _whole(fields.extents[fields.fields[field.operands[0]].axis or 0], 4)
+            return 2 * len(field.tables) * rows * columns / rate
+        if isinstance(field, Apply):
+            places = lanes if field.axis is None else _whole(fields.extents[field.axis], 8)
+            return FUNCTIONS[field.function].flops * places
+        return 0
+
+    return fields.count * sum(map(of, fields.fields))
+
+
+def _whole(extent: int, piece: int) -> int:
+    """In pieces of tensor cores."""
+    return -(-extent // piece) * piece
 
 
 def _used_in_loops(plan: Plan, schedule: Schedule) -> frozenset[int]:
