@@ -13,7 +13,11 @@ import jaxmagma as jm
 from jaxmagma import choices
 from jaxmagma.choices import Choice
 from jaxmagma.lowering import cuda
+from jaxmagma.lowering.cuda.architectures import limits_of
+from jaxmagma.lowering.cuda.panels.fields import fields_of
+from jaxmagma.lowering.cuda.panels.ownership import operations
 from jaxmagma.lowering.cuda.parameters import Parameters
+from jaxmagma.lowering.cuda.plans.folding import constants_folded
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.lowering.target import Target
 from jaxmagma.programs.normal import normal_form
@@ -529,6 +533,25 @@ def test_what_has_no_panels() -> None:
         target = Target("cuda", "sm_90")
         made = cuda.lower(cuda.planned(program), (10,), Parameters(owner="panels"), target)
         assert isinstance(made, Declined) and made.reason
+
+
+def test_operations_of_lanes_and_of_quads() -> None:
+    """A lane does what there is; a quad whole pieces of tables, and single values four times."""
+    B = table(11, 10)
+
+    def function(u: Any, c: Any, s: Any) -> Any:
+        return B.T @ (c * (B @ u)) * (s + 1)
+
+    program = program_of((function, ((10,), (11,), ())))
+    plan = constants_folded(cuda.planned(program))
+    lanes, quads = (fields_of(plan, apart=apart) for apart in (True, False))
+    # Two tables; functions at points and nodes; one at neither.
+    tables = 2 * (2 * 11 * 10)
+    assert operations(plan, lanes, limits_of("sm_90")) == tables - 11 - 10 + 11 + 10 + 1
+    pieces = 2 * (16 * 12) + 2 * (16 * 12)
+    for architecture, rate in (("sm_90", 2), ("sm_89", 1)):
+        found = operations(plan, quads, limits_of(architecture))
+        assert found == pieces / rate + 16 + 16 + 4
 
 
 # ---- Machine code --------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The documentation is true: its code runs as a user would run it, its links lead somewhere."""
+"""The documentation is true: its code runs and prints what it says, its links lead somewhere."""
 
 import re
 import subprocess
@@ -27,6 +27,11 @@ sys.exit(any(r.failed for r in results))
 """
 
 
+def blocks(page: str, language: str) -> list[str]:
+    """What stands between fences of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+
+
 def code_of(page: str) -> str:
     """The ``python`` blocks of a page, on the same lines, so that errors name them."""
     inside, lines = False, []
@@ -39,11 +44,12 @@ def code_of(page: str) -> str:
     return "\n".join(lines)
 
 
-def run(*arguments: str, cwd: Path) -> None:
+def run(*arguments: str, cwd: Path) -> str:
     done = subprocess.run(
         [sys.executable, "-P", *arguments], cwd=cwd, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def name(page: Path) -> str:
@@ -54,7 +60,8 @@ def name(page: Path) -> str:
 def test_code_runs(page: Path, tmp_path: Path) -> None:
     script = tmp_path / f"{page.stem}.py"
     script.write_text(code_of(page.read_text()))
-    run(str(script), cwd=tmp_path)
+    printed = run(str(script), cwd=tmp_path)
+    assert [x for x in blocks(page.read_text(), "text") if x not in printed] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -70,4 +77,5 @@ def test_docstring_examples(tmp_path: Path) -> None:
 
 def test_code_of() -> None:
     page = "a\n```python\nx = 1\n```\nb\n```sh\nls\n```\n```python\ny = 2\n```"
+    assert blocks(page, "python") == ["x = 1\n", "y = 2\n"]
     assert code_of(page).splitlines() == ["", "", "x = 1", "", "", "", "", "", "", "y = 2"]

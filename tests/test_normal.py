@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxmagma as jm
+from jaxmagma.plans.plan import plan
 from jaxmagma.programs import reference
 from jaxmagma.programs.builder import Builder
 from jaxmagma.programs.normal import normal_form
@@ -112,6 +113,31 @@ def test_spellings_have_the_operations_of_the_best(spelling: str) -> None:
     check(program, (U, J))
     assert operations(program) <= 1.15 * operations(program_of(arrays_last, U, J))
     assert moves(program) == 0
+
+
+@pytest.mark.parametrize(("n", "q", "dimension"), [(4, 4, 3), (4, 5, 3), (5, 6, 3), (4, 5, 2)])
+def test_one_product_of_all_factors(n: int, q: int, dimension: int) -> None:
+    """However JAX multiplies them two at a time, no matrix is made for pairs of nodes."""
+    B = np.random.default_rng(n).uniform(-1, 1, (q, n))
+    tables, points = [B] * dimension, "xyz"[:dimension]
+    there = ",".join(["xa", "yb", "zc"][:dimension])
+    back = ",".join(["xi", "yj", "zk"][:dimension])
+    nodes, result = "abc"[:dimension], "ijk"[:dimension]
+
+    def at_once(u: Any, w: Any) -> Any:
+        spec = f"{back},{points},{there},{nodes}->{result}"
+        return jnp.einsum(spec, *tables, w, *tables, u)
+
+    def one_by_one(u: Any, w: Any) -> Any:
+        v = w * jnp.einsum(f"{there},{nodes}->{points}", *tables, u)
+        return jnp.einsum(f"{back},{points}->{result}", *tables, v)
+
+    rng = np.random.default_rng(q)
+    u, w = (rng.uniform(0, 1, (ELEMENTS, *(m,) * dimension)) for m in (n, q))
+    program = program_of(at_once, u, w)
+    check(program, (u, w))
+    normal, other = (normal_form(program_of(x, u, w))[0] for x in (at_once, one_by_one))
+    assert plan(normal).flops <= plan(other).flops
 
 
 def determinant(f: jax.Array) -> jax.Array:

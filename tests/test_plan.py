@@ -326,6 +326,18 @@ def test_the_hessian_of_an_energy_costs_what_its_matrix_does() -> None:
     assert flops[0] == flops[1]
 
 
+def test_a_product_is_made_in_the_order_in_which_it_is_read() -> None:
+    """A transposition of what nobody else reads is no step; of what others read, it is one."""
+
+    def steps(function: Any) -> list[type]:
+        arrays = np.ones((ELEMENTS, 4, 4)), np.ones((ELEMENTS, 4, 4))
+        ((program, _),) = programs(jm.fuse(function), *arrays)
+        return [type(step) for step in plan(program).steps]
+
+    assert steps(lambda A, B: (A @ B).T) == [Product]
+    assert Rearrange in steps(lambda A, B: ((A @ B).T, A @ B))
+
+
 def test_names_of_labels_make_no_difference() -> None:
     sizes = {"a": 3, "x": 4, "b": 2}, {"k": 3, "j": 4, "i": 2}
     first = Contract(((0, "xa"), (1, "ab")), "xb", tuple(sorted(sizes[0].items())))

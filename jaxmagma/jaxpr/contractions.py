@@ -1,5 +1,6 @@
 """Products of tiles, and sums along their axes."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -46,22 +47,36 @@ def makes_table(equation: JaxprEqn, dtype: np.dtype) -> bool:
     return made.size > max(x.size for x in given) and min(len(x.shape) for x in given) > 1
 
 
+def _is_small(reader: Tiles, x: Read, points: Sequence[int]) -> bool:
+    """Whether a tile is a small matrix of the element at every point, or a tensor of values.
+
+    Where a table made one of three axes, those are the element's own: a product of several factors,
+    two at a time, comes by what is made for all pairs of its nodes.
+    """
+    if not isinstance(x, Tile) or reader.builder.is_known(x.value):
+        return False
+    shape = reader.shape(x)
+    own = [n for n in range(len(shape)) if n not in points]
+    tensor = len(own) > 2 and any(reader.builder.is_of_table(x.value, n) for n in own)
+    return not tensor and all(shape[n] <= LARGEST_COMPONENT for n in own)
+
+
+def _apart(reader: Tiles, x: Read, points: Sequence[int]) -> Read:
+    for axis in range(len(reader.shape(x))):
+        if axis not in points:
+            x = reader.components(x, axis)
+    return x
+
+
 def dot_general(reader: Tiles, equation: JaxprEqn, left: Read, right: Read) -> Read:
-    _, (left_batch, right_batch) = equation.params["dimension_numbers"]
-    if left_batch and all(
-        isinstance(x, Tile) and not reader.builder.is_known(x.value) for x in (left, right)
+    _, batch = equation.params["dimension_numbers"]
+    if batch[0] and all(
+        _is_small(reader, x, axes) for x, axes in zip((left, right), batch, strict=True)
     ):
-        # Small matrices at every point: products of their components, point by point.
-        small = {
-            axis
-            for axis, extent in enumerate(reader.shape(left))
-            if axis not in left_batch and extent <= LARGEST_COMPONENT
-        }
-        for axis in small:
-            left = reader.components(left, axis)
-        for axis, extent in enumerate(reader.shape(right)):
-            if axis not in right_batch and extent <= LARGEST_COMPONENT:
-                right = reader.components(right, axis)
+        # Products of components, point by point.
+        left, right = (
+            _apart(reader, x, axes) for x, axes in zip((left, right), batch, strict=True)
+        )
     left_shape, right_shape = reader.shape(left), reader.shape(right)
     left_labels, right_labels, output = labels_of(
         equation.params["dimension_numbers"], len(left_shape), len(right_shape)

@@ -12,6 +12,7 @@ import heapq
 import itertools
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -184,6 +185,10 @@ class Plan:
     steps: tuple[Step, ...]
     results: tuple[int, ...]
 
+    def __repr__(self) -> str:
+        lines = (f"%{n}{_formula(x)}  ({_extents(x.shape)})" for n, x in self.numbered_steps())
+        return "\n".join(lines)
+
     @property
     def flops(self) -> int:
         """Floating-point operations per element, not counting work done once for all elements."""
@@ -235,6 +240,23 @@ class Plan:
         first = len(self.program.inputs)
         sizes = [0 if x.batched else x.size for x in self.tiles]
         return max(sizes[first:], default=0) > max(sizes[:first], default=0)
+
+
+def _formula(step: Step) -> str:
+    if isinstance(step, Product):
+        over = f"sum_{step.contracted} " if step.contracted else ""
+        factors = f"%{step.left}[{step.left_labels}] %{step.right}[{step.right_labels}]"
+        return f"[{step.output_labels}] = {over}{factors}"
+    if isinstance(step, Rearrange):
+        return f"[{step.output_labels}] = %{step.operand}[{step.labels}]"
+    if isinstance(step, Pointwise):
+        operands = ", ".join(f"%{x}[{labels}]" for x, labels in step.terms)
+        return f"[{step.output_labels}] = {step.function}({operands})"
+    return f" = {step!r}"
+
+
+def _extents(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
 
 
 @remembered
@@ -301,9 +323,17 @@ def _merged(program: ElementProgram, multiplications: bool = False) -> tuple[Ope
     """
     first = len(program.inputs)
     operations = list(program.operations)
+    uses = Counter(x for operation in operations for x in operation.operands)
+    uses.update(out.value for out in program.outputs)
     products: dict[int, Contract] = {}
     for number, operation in enumerate(operations, start=first):
         product = operation
+        if isinstance(operation, Contract) and _transposes(operation):
+            # A product that is only read in another order is made in that order.
+            (value,) = operation.operands
+            inner = products.get(value)
+            if inner is not None and uses[value] == 1 and _is_product(inner):
+                product = _inlined(operation, value, inner)
         if multiplications and isinstance(operation, Map) and operation.function == "mul":
             if any(x in products for x in operation.operands):
                 product = contraction(operation.terms, operation.output, operation.extents)
@@ -360,6 +390,12 @@ def _largest_first(program: ElementProgram, operations: Sequence[Operation]) -> 
             if not missing[reader]:
                 heapq.heappush(ready, entry(reader))
     return order
+
+
+def _transposes(operation: Contract) -> bool:
+    """Whether a contraction is nothing but a transposition."""
+    (_, labels), *others = operation.terms
+    return not others and sorted(labels) == sorted(operation.output)
 
 
 def _is_product(inner: Contract) -> bool:

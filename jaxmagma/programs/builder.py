@@ -597,7 +597,7 @@ class Builder:
             stacked = (*outer, *(old[n] for n in with_it), *inner)
             split = [before[0] for before, shape in groups if len(before) < len(shape)]
             # What comes out of a table is components, as the columns of a Hessian.
-            if stacked == old or any(self._is_of_table(value, n) for n in split):
+            if stacked == old or any(self.is_of_table(value, n) for n in split):
                 return (yield from self._restacked(value, tile, groups))
             at = len(outer) + axis - with_it[0]
             parts = []
@@ -629,7 +629,7 @@ class Builder:
         output = "".join(parts.get(x, x) for x in operation.output)
         return self.again(operation, terms, output, extents)
 
-    def _is_of_table(self, value: int, axis: int) -> bool:
+    def is_of_table(self, value: int, axis: int) -> bool:
         """Whether an axis comes out of a known table that is applied, and not of a reshape."""
         while True:
             operation, stack = self._values[value], self._known[value].stack

@@ -78,7 +78,8 @@ class _Axes(JoinedAxes):
             self._join_axes(number, operation)
         self._apart = set(map(self.root, self._apart))  # from here on no axes are joined
         products = [_product(program, x) for x in program.operations if isinstance(x, Contract)]
-        self._apart -= {x for product in products for x in self._modes(product)}
+        modes = {x for product in products for x in self._modes(product)}
+        self._apart -= modes
         applied = {
             axis
             for number, x in numbered
@@ -86,7 +87,7 @@ class _Axes(JoinedAxes):
             for axis in self._applied(number, x)
         }
         for product in products:
-            self._small_at_points(product)
+            self._apart.update(set(self._small_at_points(product)) - modes)
             self._apart.update(set(self._small_sums(product)) - applied)
         while any([self._small_of_elements(product) for product in products]):
             pass
@@ -151,7 +152,7 @@ class _Axes(JoinedAxes):
 
     # Small matrices.
 
-    def _small_at_points(self, product: Contract) -> None:
+    def _small_at_points(self, product: Contract) -> Iterator[Axis]:
         """Matrices that are multiplied point by point are, component by component."""
         batched = _batched(self.program, product)
         points = _points(product, batched)
@@ -159,7 +160,7 @@ class _Axes(JoinedAxes):
             for value, labels in batched:
                 for axis, label in enumerate(labels):
                     if self.program.tiles[value][axis] <= _LARGEST_MATRIX and label not in points:
-                        self._apart.add(self.root((value, axis)))
+                        yield self.root((value, axis))
 
     def _small_sums(self, product: Contract) -> Iterator[Axis]:
         """The axes of a sum at each point, without a matrix."""

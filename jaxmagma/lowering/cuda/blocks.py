@@ -11,6 +11,8 @@ from frozen values to the next::
 ``model`` makes candidates of them and chooses one, ``source`` prints it.
 """
 
+import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +26,12 @@ from jaxmagma.lowering.cuda.schedule.ends import Ends
 from jaxmagma.lowering.cuda.schedule.sweeps import Accumulation, Total
 from jaxmagma.lowering.cuda.transfers import Transfers
 from jaxmagma.plans.plan import Plan
+
+
+def described(passes: Mapping[str, object], end: str) -> str:
+    """What each of these passes has made, under its name."""
+    made = (f"{name}:\n{textwrap.indent(repr(x), '  ')}" for name, x in passes.items() if repr(x))
+    return "\n".join((*made, end))
 
 
 TYPES = {
@@ -48,7 +56,8 @@ class Block:
     prefetch: bool = True  # what later stages or slices read is asked for
 
     def __repr__(self) -> str:
-        return f"{self.schedule!r}\n{self.layout!r}\n{self.describe()}"
+        passes = ("ends", "schedule", "matrices", "transfers", "ownership", "layout")
+        return described({x: getattr(self, x) for x in passes}, self.describe())
 
     @property
     def ends(self) -> Ends:

@@ -45,6 +45,16 @@ def kernel_of(
     plan: Plan, extents: tuple[int, ...], parameters: Parameters | None, target: Target
 ) -> Kernel | Declined:
     """The kernel for a plan, with these parameters or the model's, or why there is none."""
+    made = chosen(plan, parameters, target)
+    if isinstance(made, Block):
+        return kernel_of_block(made, extents)
+    return kernel_of_panels(made) if isinstance(made, Panels) else made
+
+
+def chosen(
+    plan: Plan, parameters: Parameters | None, target: Target
+) -> Block | Panels | Kernel | Declined:
+    """What passes make of a plan, or the kernel that was compiled beforehand."""
     declined = _declined(plan)
     if declined is not None:
         return declined
@@ -63,7 +73,7 @@ def kernel_of(
     limits = limits_of(target.architecture)
     if given.owner == "panels":
         panels = panels_of(constants_folded(plan), limits)
-        return Declined(panels) if isinstance(panels, str) else kernel_of_panels(panels)
+        return Declined(panels) if isinstance(panels, str) else panels
     block = _block(plan, given, limits, target.even_odd)
     if isinstance(block, Block) and wants_rows(block):
         # The fastest axis then has its turn at the points, and nobody waits for the next element.
@@ -76,10 +86,8 @@ def kernel_of(
     if parameters in (None, Parameters()) and may_have_panels(block):
         panels = panels_of(constants_folded(plan), limits)
         if isinstance(panels, Panels) and wants_panels(block, panels):
-            return kernel_of_panels(panels)
-    if isinstance(block, Declined):
-        return block
-    return kernel_of_block(block, extents)
+            return panels
+    return block
 
 
 def _block(

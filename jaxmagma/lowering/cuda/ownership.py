@@ -53,6 +53,12 @@ class Ownership:
     paired: int  # fibres that a quad has at a time
     widest: int  # threads that one element keeps busy in the stage that has work for most
 
+    def __repr__(self) -> str:
+        groups = f", in each of {self.groups} groups" if self.groups > 1 else ""
+        packed = f"; a thread has {self.packed} fibres at a time" if self.packed > 1 else ""
+        busy = f"{self.elements} elements on {self.threads} threads{groups}"
+        return f"{busy}; one keeps {self.widest} busy{packed}"
+
     @property
     def warps(self) -> int:
         """Of a group."""

@@ -40,6 +40,11 @@ class Matrices:
     near: tuple[int, ...]  # in shared memory
     bank: tuple[int, ...]  # in the constant bank, in that order
 
+    def __repr__(self) -> str:
+        pieces = ["pieces stay in registers"] if self.held else []
+        near = (f"m{n} in shared memory" for n in self.near)
+        return "\n".join((*pieces, *near, *(f"m{n} in the constant bank" for n in self.bank)))
+
     @cached_property
     def pieces(self) -> list[Pieces]:
         """Those that tensor cores multiply with."""

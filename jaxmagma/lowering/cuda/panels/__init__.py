@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxmagma.lowering.cuda.architectures import Limits
+from jaxmagma.lowering.cuda.blocks import described
 from jaxmagma.lowering.cuda.panels.association import associations
 from jaxmagma.lowering.cuda.panels.axes import Axes
 from jaxmagma.lowering.cuda.panels.fields import Fields, Unsuitable, fields_of, made_late
@@ -44,6 +45,10 @@ class Panels:
     ownership: Ownership
     layout: Layout
     transfers: Transfers
+
+    def __repr__(self) -> str:
+        passes = ("schedule", "ownership", "layout", "transfers")
+        return described({x: getattr(self, x) for x in passes}, self.describe())
 
     @property
     def source(self) -> str:

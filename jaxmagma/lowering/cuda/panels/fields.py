@@ -9,6 +9,7 @@ elements share and some step computes.
 import contextlib
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
@@ -150,11 +151,32 @@ class Fields:
     def __repr__(self) -> str:
         rows = f", {self.count} rows" if self.rows else ""
         lines = [f"axes {list(self.extents)}{rows}"]
-        for number, field in enumerate(self.fields):
-            along = "" if field.axis is None else f" along {self.extents[field.axis]}"
-            lines.append(f"%{number}{along} = {_formula(field)}")
+        for tables, group in itertools.groupby(enumerate(self.fields), lambda x: _is_of_all(x[1])):
+            some = list(group)
+            if not tables and len(some) > _MOST_LINES:
+                lines.append(f"%{some[0][0]} to %{some[-1][0]}: {_counted(x for _, x in some)}")
+            else:
+                lines += [self._line(*x) for x in some]
         lines += [f"out{x.output}[{x.offset}{_stride(x.stride)}] = %{x.field}" for x in self.stores]
         return "\n".join(lines)
+
+    def _line(self, number: int, field: Field) -> str:
+        along = "" if field.axis is None else f" along {self.extents[field.axis]}"
+        return f"%{number}{along} = {_formula(field)}"
+
+
+# Of loads and functions, one after the other; more are counted.
+_MOST_LINES = 4
+
+
+def _is_of_all(field: Field) -> bool:
+    """Whether it is made of all positions of another."""
+    return isinstance(field, Multiply | Sum)
+
+
+def _counted(fields: Iterable[Field]) -> str:
+    named = (x.function if isinstance(x, Apply) else type(x).__name__.lower() for x in fields)
+    return ", ".join(f"{count} {name}" for name, count in Counter(named).items())
 
 
 def _formula(field: Field) -> str:

@@ -5,7 +5,7 @@ it, and tensor cores multiply them. Where no axis is long, each lane has an elem
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -44,10 +44,20 @@ class Ownership:
     spilled: int
     reread: frozenset[int]
 
+    def __repr__(self) -> str:
+        lanes = "a lane" if self.lanes == 1 else f"{self.lanes} lanes"
+        spilled = f", {self.spilled} in local memory" if self.spilled else ""
+        again = f"; loops read {_fields(self.reread)} again" if self.reread else ""
+        return f"{self.elements} elements on {lanes}, {self.registers} registers{spilled}{again}"
+
     @property
     def panel(self) -> int:
         """The elements of a warp."""
         return WARP // self.lanes * self.elements
+
+
+def _fields(numbers: Iterable[int]) -> str:
+    return " ".join(f"%{x}" for x in sorted(numbers))
 
 
 def ownerships(plan: Plan, schedule: Schedule, limits: Limits) -> Iterator[Ownership]:

@@ -107,7 +107,14 @@ class Schedule:
 
 
 def _listed(fields: tuple[int, ...]) -> str:
-    return " ".join(f"%{x}" for x in fields) or "nothing"
+    """Their numbers; those that follow each other by the first and the last."""
+    runs: list[list[int]] = []
+    for x in fields:
+        if runs and x == runs[-1][-1] + 1:
+            runs[-1].append(x)
+        else:
+            runs.append([x])
+    return " ".join(f"%{x[0]}" + f"-%{x[-1]}" * (len(x) > 1) for x in runs) or "nothing"
 
 
 def _stored(stores: tuple[Store, ...]) -> str:

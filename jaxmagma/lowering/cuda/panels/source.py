@@ -25,7 +25,6 @@ from jaxmagma.lowering.cuda.panels.layout import Layout, Reading
 from jaxmagma.lowering.cuda.panels.ownership import Ownership
 from jaxmagma.lowering.cuda.panels.schedule import Loop, Schedule, Scope, Straight
 from jaxmagma.lowering.cuda.panels.transfers import Staged, Transfers
-from jaxmagma.lowering.cuda.source.notation import lines_of
 from jaxmagma.lowering.cuda.source.text import Text, listed
 from jaxmagma.lowering.cuda.source.tiles import Pointer, operands_of
 from jaxmagma.plans.plan import Plan
@@ -110,7 +109,7 @@ class _Printer:
 
     def _print_head(self) -> None:
         text = self.text
-        for line in lines_of(self.plan):
+        for line in repr(self.plan).splitlines():
             text(f"// {line}")
         text('#include "batch.cuh"')
         text('#include "panel.cuh"')

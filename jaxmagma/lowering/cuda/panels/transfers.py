@@ -59,6 +59,13 @@ class Transfers:
     warps: int
     blocks: int
 
+    def __repr__(self) -> str:
+        staged = (
+            *(f"operand {x.tile} comes for {self.stages} panels" for x in self.read),
+            *(f"out{x.tile} leaves in whole rows" for x in self.written),
+        )
+        return "\n".join((*staged, f"{self.warps} warps, {self.blocks} blocks"))
+
     @property
     def of_warp(self) -> int:
         """Values in shared memory, tables aside."""

@@ -36,6 +36,13 @@ class Ends:
     accumulations: tuple[Accumulation, ...]  # products that are only summed over elements
     skipped: frozenset[int]  # tiles that nobody needs on chip
 
+    def __repr__(self) -> str:
+        brought = (f"%{n} is gathered for the next elements" for n in self.brought)
+        parts = (f"%{n} is part of %{x.tile}" for n, x in self.origins.items())
+        written = (f"%{n} is out{out}" for n, places in self.written.items() for out, _ in places)
+        summed = (f"out{n} is a sum over elements" for n in self.summed)
+        return "\n".join((*brought, *parts, *written, *summed))
+
     @property
     def dtype(self) -> np.dtype:
         return self.plan.program.dtype

@@ -15,12 +15,11 @@ keeps. Each of the others prints one part of it, from the outside to the inside:
     matrices    products of fibres with matrices, and where these stand
     registers   fibres and values that a thread has, loaded and stored
     places      where a stage reads and stores tiles
-    text        lines, and numbers in them;  notation: the plan, as a comment
+    text        lines, and numbers in them
 """
 
 from jaxmagma.lowering.cuda.blocks import Block
 from jaxmagma.lowering.cuda.source.matrices import Matrices
-from jaxmagma.lowering.cuda.source.notation import lines_of
 from jaxmagma.lowering.cuda.source.slices import Slices
 from jaxmagma.lowering.cuda.source.stages import print_stages
 from jaxmagma.lowering.cuda.source.streams import Streams
@@ -46,7 +45,7 @@ class Source:
 
     def _print_head(self) -> None:
         text, block = self._text, self.block
-        for line in lines_of(block.plan):
+        for line in repr(block.plan).splitlines():
             text(f"// {line}")
         text("//")
         text(f"// {block.describe()}")

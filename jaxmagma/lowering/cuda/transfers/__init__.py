@@ -42,6 +42,13 @@ class Transfers:
     maker: Mapping[int, int]
     readers: Mapping[int, Sequence[int]]
 
+    def __repr__(self) -> str:
+        fetched = (f"%{n} comes by the copy engine" for n in self.fetched)
+        streams = (f"%{x.operand} comes in rows for stage {x.position}" for x in self.streams)
+        ahead = ["operands of the next elements come ahead"] if self.ahead else []
+        made = ((n, self.maker[n], self.readers[n]) for n in sorted(self.tiles))
+        return "\n".join((*fetched, *streams, *ahead, *(_passed_on(*x) for x in made)))
+
     @cached_property
     def tiles(self) -> frozenset[int]:
         """Those that are in shared memory."""
@@ -89,6 +96,11 @@ def come_together(schedule: Schedule) -> bool:
     Those of threads, whose tiles are small: a copy for each would cost more than it brings.
     """
     return schedule.plan.program.batch_rank == 1 and not schedule.quads
+
+
+def _passed_on(tile: int, maker: int, readers: Sequence[int]) -> str:
+    made = f"from stage {maker}" if maker > BEFORE else "from before all stages"
+    return f"%{tile} {made} to {', '.join(map(str, readers))}"
 
 
 def transfers_of(
