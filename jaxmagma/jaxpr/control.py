@@ -1,5 +1,6 @@
 """Loops and conditions that are known while reading, and programs inside of programs."""
 
+import contextlib
 import itertools
 from collections.abc import Mapping
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 from jax.extend.core import JaxprEqn
 
+from jaxmagma.jaxpr.at_once import at_once
 from jaxmagma.jaxpr.equations import Unsupported, aval
 from jaxmagma.jaxpr.tiles import Read, Tile, Tiles
 from jaxmagma.programs.labels import letters
@@ -30,12 +32,17 @@ def scan_counts(parameters: Mapping[str, Any]) -> tuple[int, int] | None:
 
 def scan(reader: Tiles, equation: JaxprEqn, *operands: Read) -> list[Read]:
     p = equation.params
-    if p["length"] > _MOST_STEPS:
-        raise Unsupported(f"a loop of {p['length']} steps")
     counts = scan_counts(p)
     if counts is None:
         raise Unsupported("a scan of an unknown kind")
     consts, carry = counts
+    if p["length"] > 1:
+        with contextlib.suppress(Unsupported):
+            made_at_once = at_once(reader, equation, operands, consts, carry)
+            if made_at_once is not None:
+                return made_at_once
+    if p["length"] > _MOST_STEPS:
+        raise Unsupported(f"a loop of {p['length']} steps")
     state = list(operands[consts : consts + carry])
     steps = range(p["length"])
     made: list[list[Read]] = []

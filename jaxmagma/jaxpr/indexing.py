@@ -18,6 +18,8 @@ from jaxmagma.programs.labels import letters
 
 # Places among which a computed index chooses, and values along an axis that are sorted.
 _MOST_PLACES = 16
+# Values of a tile of which it is found out which ones are at places that are known.
+_MOST_KNOWN = 4096
 # Where a window begins along an axis, and the labels that has.
 Start = tuple[Read, str]
 
@@ -118,7 +120,7 @@ def _gather_known(reader: Tiles, equation: JaxprEqn, x: Read, where: Read) -> Re
     count, out = math.prod(small), aval(equation.outvars[0]).shape
     kept = [windows[n] for n in whole]
     found_shape = [1 if n in kept else extent for n, extent in enumerate(out)]
-    if max(count, math.prod(found_shape)) > MOST_COMPONENTS:  # as of a diagonal
+    if max(count, math.prod(found_shape)) > _MOST_KNOWN:
         raise Unsupported(f"gather of {count} values")
     with jax.ensure_compile_time_eval():
         places = np.arange(count, dtype=np.int32).reshape(small)
@@ -126,13 +128,23 @@ def _gather_known(reader: Tiles, equation: JaxprEqn, x: Read, where: Read) -> Re
     if promised and (found < 0).any():
         raise Unsupported("gather at places that there are not")
     found = found.squeeze(tuple(kept))
+    # The axes of places stand ahead.
+    order = [n for n in range(len(out)) if n not in kept] + kept
+    steps = set(np.diff(found.ravel()).tolist()) if 1 < max(found.shape, default=1) else set()
+    in_a_row = found.size == max(found.shape, default=1) and len(moved) == 1
+    if isinstance(x, Tile) and in_a_row and len(steps) == 1 and min(steps) > 0 <= found.min():
+        (step,) = steps
+        part = reader.builder.slice(x.value, moved[0], int(found.min()), step, found.size)
+        part = reader.builder.transpose(part, (moved[0], *whole))
+        tile = (*found.shape, *(shape[n] for n in whole))
+        return reader.in_order(Tile(reader.builder.reshape(part, tile)), order)
+    if max(count, found.size) > MOST_COMPONENTS:  # as of a diagonal
+        raise Unsupported(f"gather of {count} values")
     parts = reader.pieces(x, moved, MOST_COMPONENTS).reshape(-1)
     filled = np.broadcast_to(_filled_in(equation), [shape[n] for n in whole])
     pieces = np.empty(found.shape, object)
     for at, number in np.ndenumerate(found):
         pieces[at] = filled if number < 0 else parts[number]
-    # The axes of places stand ahead.
-    order = [n for n in range(len(out)) if n not in kept] + kept
     return reader.in_order(reader.assembled(pieces), order)
 
 

@@ -260,8 +260,9 @@ def _rewritten(program: ElementProgram) -> tuple[ElementProgram, tuple[int, ...]
 def _stays_whole(
     program: ElementProgram, operation: Contract, axes: _Axes, whole: Mapping[int, int]
 ) -> bool:
-    """Whether a field goes through a table that has all of its axes, or some of its components.
+    """Whether a field goes through a table that has all of its axes, or sums its components.
 
+    Where each component has a matrix of its own along one of several axes, it is a field by itself.
     What has come through one is also put in another order as it is.
     """
     batched = _batched(program, operation)
@@ -273,8 +274,19 @@ def _stays_whole(
     components = axes.components(value)
     modes = [label for axis, label in enumerate(labels) if axis not in components]
     summed = any(label not in operation.output for label in modes)
-    tabled = any(axes.components(x) for x, _ in operation.terms if x != value)
+    tabled = any(
+        _has_components(operation, own, axes.components(x))
+        for x, own in operation.terms
+        if x != value
+    )
     return summed and (len(modes) == 1 or tabled)
+
+
+def _has_components(operation: Contract, labels: str, components: Sequence[int]) -> bool:
+    """Whether a table with these component axes is more than a matrix for each of what it makes."""
+    own = {labels[axis] for axis in components}
+    made = set(labels) & set(operation.output) - own
+    return bool(own) and (not own <= set(operation.output) or not made)
 
 
 def _tables(program: ElementProgram, axes: _Axes) -> set[int]:
