@@ -94,7 +94,23 @@ def reads_its_sum(x: Any, y: Any) -> Any:
     return lax.scan(step, x, y[:4])
 
 
-CASES = [by_scan, by_fori, backwards, from_what_is_there, mapped, every_second]
+def force(x: Any, y: Any) -> Any:
+    """The derivative of a loop."""
+
+    def energy(x: Any) -> Any:
+        def step(q: Any, total: Any) -> Any:
+            return total + y[q] * jnp.log1p((jnp.asarray(TABLE)[q] @ x) ** 2)
+
+        return lax.fori_loop(0, 9, step, 0.0)
+
+    return jax.grad(energy)(x)
+
+
+def never_counts(x: Any, y: Any) -> Any:
+    return lax.fori_loop(0, 100, lambda _, total: total + x * y[0], x)
+
+
+CASES = [by_scan, by_fori, backwards, from_what_is_there, mapped, every_second, force, never_counts]
 
 
 @pytest.mark.parametrize("function", [*CASES, powers, reads_its_sum])

@@ -18,6 +18,10 @@ from jaxmagma.jaxpr.equations import applied, aval, interpreted
 from jaxmagma.jaxpr.tiles import Read, Tile, Tiles
 
 
+# Where no kernel has room for what all steps make, plain JAX has it in memory.
+_MOST_AT_ONCE = 256
+
+
 @dataclass(frozen=True)
 class _Steps:
     """What becomes of the values that a loop carries, by their positions.
@@ -45,6 +49,8 @@ def at_once(
     if steps is None or closed.effects or any(isinstance(first[n], Tile) for n in steps.counted):
         return None
     length = p["length"]
+    if not 1 < length <= _MOST_AT_ONCE:
+        return None
     numbers = np.arange(length)[:: -1 if p["reverse"] else 1]
     given = [*operands]
     axes: list[int | None] = [*[None] * (consts + carry), *[0] * (len(operands) - consts - carry)]
@@ -100,10 +106,10 @@ def _steps_of(closed: ClosedJaxpr, consts: int, carry: int) -> _Steps | None:
             return None
         position = 1 - adding.invars.index(carried)
         other = adding.invars[position]
-        if _uses(jaxpr, carried) == 1 and _uses(jaxpr, result) == 1:
-            added[n] = adding, position
-        elif isinstance(other, Literal) and np.issubdtype(aval(carried).dtype, np.integer):
+        if isinstance(other, Literal) and np.issubdtype(aval(carried).dtype, np.integer):
             counted[n] = int(other.val)
+        elif _uses(jaxpr, carried) == 1 and _uses(jaxpr, result) == 1:
+            added[n] = adding, position
         else:
             return None
     return _Steps(added, counted)

@@ -36,11 +36,10 @@ def scan(reader: Tiles, equation: JaxprEqn, *operands: Read) -> list[Read]:
     if counts is None:
         raise Unsupported("a scan of an unknown kind")
     consts, carry = counts
-    if p["length"] > 1:
-        with contextlib.suppress(Unsupported):
-            made_at_once = at_once(reader, equation, operands, consts, carry)
-            if made_at_once is not None:
-                return made_at_once
+    with contextlib.suppress(Unsupported):
+        made_at_once = at_once(reader, equation, operands, consts, carry)
+        if made_at_once is not None:
+            return made_at_once
     if p["length"] > _MOST_STEPS:
         raise Unsupported(f"a loop of {p['length']} steps")
     state = list(operands[consts : consts + carry])
