@@ -42,7 +42,7 @@ WHOLE_PLACES = 16
 # moves about seven times as many as memory does, at best: with bank conflicts, and with all else
 # that goes through L1, it is the slower one from here on (benchmarks/results/rules-h200.txt).
 MOST_EXCHANGED = 3
-# Registers that a lane may keep in local memory to save that.
+# Registers that a lane may keep in local memory to save that (benchmarks/results/meshes-h200.txt).
 FEW_SPILLED = 64
 # The bytes that memory gives at once.
 SECTOR = 32

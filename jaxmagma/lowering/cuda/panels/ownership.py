@@ -5,7 +5,7 @@ it, and tensor cores multiply them. Where no axis is long, each lane has an elem
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxmagma.lowering.cuda.architectures import Limits
 from jaxmagma.lowering.cuda.panels.fields import Apply, Field, Fields, Load, Multiply
-from jaxmagma.lowering.cuda.panels.schedule import Loop, Schedule, most_values
+from jaxmagma.lowering.cuda.panels.schedule import Loop, Schedule, listed, most_values
 from jaxmagma.lowering.cuda.parameters import WARP, WIDE_REGISTERS
 from jaxmagma.plans.plan import Plan
 from jaxmagma.programs.functions import FUNCTIONS
@@ -47,17 +47,13 @@ class Ownership:
     def __repr__(self) -> str:
         lanes = "a lane" if self.lanes == 1 else f"{self.lanes} lanes"
         spilled = f", {self.spilled} in local memory" if self.spilled else ""
-        again = f"; loops read {_fields(self.reread)} again" if self.reread else ""
+        again = f"; loops read {listed(sorted(self.reread))} again" if self.reread else ""
         return f"{self.elements} elements on {lanes}, {self.registers} registers{spilled}{again}"
 
     @property
     def panel(self) -> int:
         """The elements of a warp."""
         return WARP // self.lanes * self.elements
-
-
-def _fields(numbers: Iterable[int]) -> str:
-    return " ".join(f"%{x}" for x in sorted(numbers))
 
 
 def ownerships(plan: Plan, schedule: Schedule, limits: Limits) -> Iterator[Ownership]:

@@ -98,15 +98,15 @@ class Schedule:
 
     def _described(self, part: Straight | Loop) -> str:
         if isinstance(part, Straight):
-            return f"straight: {_listed(part.fields)}{_stored(part.stores)}"
+            return f"straight: {listed(part.fields)}{_stored(part.stores)}"
         return (
             f"for tiles of {self.fields.extents[self.tiled]}: "
-            f"multiply {_listed(part.multiplied)}; apply {_listed(part.points)}; "
-            f"accumulate {_listed(part.accumulated)}{_stored(part.stores)}"
+            f"multiply {listed(part.multiplied)}; apply {listed(part.points)}; "
+            f"accumulate {listed(part.accumulated)}{_stored(part.stores)}"
         )
 
 
-def _listed(fields: tuple[int, ...]) -> str:
+def listed(fields: Iterable[int]) -> str:
     """Their numbers; those that follow each other by the first and the last."""
     runs: list[list[int]] = []
     for x in fields:
@@ -118,7 +118,7 @@ def _listed(fields: tuple[int, ...]) -> str:
 
 
 def _stored(stores: tuple[Store, ...]) -> str:
-    return f"; store {_listed(tuple(x.field for x in stores))}" if stores else ""
+    return f"; store {listed(tuple(x.field for x in stores))}" if stores else ""
 
 
 def schedules(fields: Fields) -> Iterator[Schedule]:
