@@ -589,7 +589,9 @@ def test_on_a_gpu(name: str, elements: int) -> None:
     arrays = [rng.uniform(0.5, 1, (elements, *x)).astype(dtype) for x in shapes]
     with choices.using(Choice.of({"owner": "panels"}, choices.CALLER)):
         found = jax.jit(jm.fuse(function))(*arrays)
-    assert_near(found, jax.jit(jax.vmap(function))(*arrays), dtype)
+    with jax.default_matmul_precision("highest"):  # XLA may round products of float32 to tf32
+        wanted = jax.jit(jax.vmap(function))(*arrays)
+    assert_near(found, wanted, dtype)
 
 
 @pytest.mark.gpu
