@@ -52,6 +52,7 @@ JAXMAGMA_FUNCTION(Erfc, erfc)
 JAXMAGMA_FUNCTION(Remainder, fmod)
 JAXMAGMA_FUNCTION(Power, pow)
 JAXMAGMA_FUNCTION(Atan2, atan2)
+JAXMAGMA_FUNCTION(CopySign, copysign)
 #undef JAXMAGMA_FUNCTION
 
 // ---- Expressions -----------------------------------------------------------------------------
@@ -65,6 +66,7 @@ JAXMAGMA_FUNCTION(Atan2, atan2)
   };
 JAXMAGMA_FUNCTION(Negate, -a)
 JAXMAGMA_FUNCTION(Sign, a > T(0) ? T(1) : a < T(0) ? T(-1) : a)  // of NaN: NaN
+JAXMAGMA_FUNCTION(Reciprocal, T(1) / a)
 JAXMAGMA_FUNCTION(Rsqrt, T(1) / Sqrt()(a))
 JAXMAGMA_FUNCTION(Logistic, T(1) / (T(1) + Exp()(-a)))
 JAXMAGMA_FUNCTION(IsFinite, T(a - a == T(0)))
@@ -111,6 +113,27 @@ struct ProductError {
   template <class T>
   __device__ __forceinline__ T operator()(T a, T b) const {
     return FusedMultiplyAdd()(a, b, -(a * b));
+  }
+};
+
+// a / b of which 1 / b is known. The product with that is at most one bit off; what it leaves of a
+// is exact, and corrects it, but at the ends of the range. The product has the sign of a zero, and
+// is the quotient where something overflows, or is not finite.
+struct Quotient {
+  template <class T>
+  __device__ __forceinline__ T operator()(T a, T b, T inverse) const {
+    const T near = a * inverse;
+    const T left = FusedMultiplyAdd()(-near, b, a);
+    const T found = CopySign()(FusedMultiplyAdd()(left, inverse, near), near);
+    return IsOrdinary(found) ? found : near;
+  }
+
+  // The upper half of a number beyond 2^1016, or of NaN, is no finite number of single precision.
+  __device__ __forceinline__ static bool IsOrdinary(double a) {
+    return IsOrdinary(__int_as_float(__double2hiint(a)));
+  }
+  __device__ __forceinline__ static bool IsOrdinary(float a) {
+    return ::fabsf(a) < __int_as_float(0x7f800000);
   }
 };
 

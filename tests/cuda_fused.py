@@ -221,7 +221,8 @@ def every_function(dtype: Any = "float64") -> ElementProgram:
     x, y, z = (builder.input(Input((0,), (8,), np.dtype(dtype))) for _ in range(3))
     outputs = []
     for name, function in FUNCTIONS.items():
-        made = builder.map(name, *(x, y, z)[: function.operands])
+        third = builder.map("reciprocal", y) if name == "quotient" else z
+        made = builder.map(name, *(x, y, third)[: function.operands])
         outputs.append(Output(made, (0,)))
     return builder.build(outputs).program
 

@@ -105,6 +105,9 @@ FUNCTIONS: dict[str, Function] = {
     "sub": Function(lax.sub, 1, 2),
     "mul": Function(lax.mul, 1, 2),
     "div": Function(lax.div, 1, 2),
+    "reciprocal": Function(lambda a: lax.div(lax.full_like(a, 1), a), 1, 1),
+    # Of the first two; the third is the reciprocal of the second, for those who gain by it.
+    "quotient": Function(lambda a, b, inverse: lax.div(a, b), 3, 3),
     "rem": Function(lax.rem, 1, 2),
     "pow": Function(lax.pow, 1, 2),
     "atan2": Function(lax.atan2, 1, 2),

@@ -68,6 +68,8 @@ INNER = {
     "fused_multiply_add": "in determinants and inverses",
     "product_error": "in determinants and inverses",
     "inverse_binade": "in inverses",
+    "reciprocal": "of divisors, in plans",
+    "quotient": "of several values by one, in plans",
     **dict.fromkeys(ROUNDINGS.values(), "of what is of a narrower dtype"),
     "one_minus_square": "in the derivative of tanh, of newer releases",
     "call_hi_primitive": "of newer releases",

@@ -35,6 +35,8 @@ FUNCTORS = {
     "sub": "Subtract",
     "mul": "Multiply",
     "div": "Divide",
+    "reciprocal": "Reciprocal",
+    "quotient": "Quotient",
     "rem": "Remainder",
     "pow": "Power",
     "atan2": "Atan2",

@@ -19,6 +19,7 @@ from jaxmagma.lowering.cuda.model import (
 from jaxmagma.lowering.cuda.panels import Panels, panels_of
 from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.cuda.plans.folding import constants_folded
+from jaxmagma.lowering.cuda.plans.quotients import reciprocals_shared
 from jaxmagma.lowering.cuda.plans.sums import spread
 from jaxmagma.lowering.cuda.plans.vectors import with_vectors
 from jaxmagma.lowering.cuda.schedule.gemms import LARGEST_BLOCK
@@ -72,7 +73,7 @@ def chosen(
     given = parameters or Parameters()
     limits = limits_of(target.architecture)
     if given.owner == "panels":
-        panels = panels_of(constants_folded(plan), limits)
+        panels = panels_of(constants_folded(reciprocals_shared(plan)), limits)
         return Declined(panels) if isinstance(panels, str) else panels
     block = _block(plan, given, limits, target.even_odd)
     if isinstance(block, Block) and wants_rows(block):
@@ -84,7 +85,7 @@ def chosen(
             block = rows
     # Other parameters are those of a block.
     if parameters in (None, Parameters()) and may_have_panels(block):
-        panels = panels_of(constants_folded(plan), limits)
+        panels = panels_of(constants_folded(reciprocals_shared(plan)), limits)
         if isinstance(panels, Panels) and wants_panels(block, panels):
             return panels
     return block
@@ -98,7 +99,7 @@ def _block(
     in_rows: bool = False,
 ) -> Block | Declined:
     """Of components as fields by themselves, or as fields of vectors."""
-    apart = constants_folded(plan)
+    apart = constants_folded(reciprocals_shared(plan))
     block = choose(_resolved(apart), parameters, limits, even_odd, in_rows)
     vectors = with_vectors(apart)
     if vectors is apart:
