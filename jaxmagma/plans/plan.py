@@ -332,7 +332,7 @@ def _merged(program: ElementProgram, multiplications: bool = False) -> tuple[Ope
             # A product that is only read in another order is made in that order.
             (value,) = operation.operands
             inner = products.get(value)
-            if inner is not None and uses[value] == 1 and _is_product(inner):
+            if inner is not None and uses[value] == 1 and _has_any_order(program, inner):
                 product = _inlined(operation, value, inner)
         if multiplications and isinstance(operation, Map) and operation.function == "mul":
             if any(x in products for x in operation.operands):
@@ -396,6 +396,16 @@ def _transposes(operation: Contract) -> bool:
     """Whether a contraction is nothing but a transposition."""
     (_, labels), *others = operation.terms
     return not others and sorted(labels) == sorted(operation.output)
+
+
+def _has_any_order(program: ElementProgram, inner: Contract) -> bool:
+    """Whether a product is made as fast in another order: with a table, or of square matrices.
+
+    Of others, threads have blocks of rows and columns, and would write them far apart.
+    """
+    table = not all(program.batch[x] for x in inner.operands)
+    square = len({extent for _, extent in inner.sizes}) == 1
+    return _is_product(inner) and (table or square)
 
 
 def _is_product(inner: Contract) -> bool:

@@ -44,8 +44,8 @@ WHOLE_PLACES = 16
 MOST_EXCHANGED = 3
 # Registers that a lane may keep in local memory to save that (benchmarks/results/meshes-h200.txt).
 FEW_SPILLED = 64
-# The bytes that memory gives at once.
-SECTOR = 32
+# The bytes that memory gives at once, and that L1 keeps together.
+SECTOR, LINE = 32, 128
 # The copy engine brings operands, unless a multiprocessor would have fewer groups than these.
 FEWEST_GROUPS = 2
 # So long are rows that had better come to each warp as it needs them.
@@ -266,10 +266,13 @@ def _works_alone(block: Block) -> bool:
     """Whether a thread has an element by itself in some stage, and not little of it in memory.
 
     Of half a sector threads side by side use half of what comes; of more, ever less. And what such
-    a thread stores for others it could have kept, if it had everything itself. Where operands are
-    gathered, half of them is apart in any case.
+    a thread stores for others it could have kept, if it had everything itself: except for little
+    that comes by way of shared memory. Where operands are gathered, half of them is apart in any
+    case.
     """
     alone = any(x.count == 1 for x in block.schedule.sweeps)
+    if _exchanged(block) and sum(_accessed(block)) <= LINE:
+        return False
     most = SECTOR if block.ends.gathered else SECTOR // 2
     return alone and max(_accessed(block)) > most
 
