@@ -150,8 +150,9 @@ class _Derivative:
         ruled = [x for x in differentiated(needed, dots) if x.has_own_derivative]
         last = [x for x in needed if not linear.isdisjoint(x.results)]
         cuts = [x for line in ruled for x in line.results], _read(last, [])
-        # A program would lose the rule of a solver when it is transposed.
-        plainly = linear.intersection(x for line in ruled if line.is_solver for x in line.results)
+        # A program would lose the rule of a solver when it is transposed, and that a loop has none.
+        own_transposes = [line for line in ruled if line.has_own_transpose]
+        plainly = linear.intersection(x for line in own_transposes for x in line.results)
         for some in cuts:
             known = {*some, *variables(dots)}.difference(linear, own)
             left = Lines(lines.parameters, lines.lines, dots).given(known)

@@ -16,8 +16,9 @@ from jaxmagma.programs.functions import COMPARISONS
 
 
 # Equations with a derivative that is not that of the operations they are read as: rules of the
-# user's own, reductions that share a derivative among equal values, bounds that have none, and
-# factorisations by iteration or of matrices of which one triangle is read.
+# user's own, reductions that share a derivative among equal values, bounds that have none,
+# factorisations by iteration or of matrices of which one triangle is read, and loops that have no
+# reverse one.
 _OWN_DERIVATIVE = {
     "custom_jvp_call",
     "custom_vjp_call",
@@ -35,6 +36,7 @@ _OWN_DERIVATIVE = {
     "eigh",
     "qr",
     "svd",
+    "while",
 }
 _COMPARISONS = {*COMPARISONS, "eq_to", "le_to", "lt_to"}
 # What JAX makes of tangents that reach a function with a reverse rule.
@@ -77,9 +79,9 @@ class Line(NamedTuple):
         return self.equation.primitive.name == "stop_gradient"
 
     @property
-    def is_solver(self) -> bool:
-        """Whether it is read as a solver, whose rule goes by the map that it solves with."""
-        return "custom_linear_solve" in self._names
+    def has_own_transpose(self) -> bool:
+        """Whether it is a solver, which goes by the map it solves with, or has no transpose."""
+        return not self._names.isdisjoint({"custom_linear_solve", "while"})
 
     @property
     def is_comparison(self) -> bool:

@@ -2,11 +2,12 @@
 
 import contextlib
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jax.extend.core import JaxprEqn
+from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from jaxmagma.jaxpr.at_once import at_once
 from jaxmagma.jaxpr.equations import Unsupported, aval
@@ -55,6 +56,49 @@ def scan(reader: Tiles, equation: JaxprEqn, *operands: Read) -> list[Read]:
     if p["reverse"]:
         made.reverse()
     return [*state, *(reader.stack(list(x), 0) for x in zip(*made, strict=True))]
+
+
+def while_loop(reader: Tiles, equation: JaxprEqn, *operands: Read) -> list[Read]:
+    p = equation.params
+    ends, steps = p["cond_nconsts"], p["body_nconsts"]
+    consts, state = operands[ends : ends + steps], list(operands[ends + steps :])
+    count = _counted(reader, p["cond_jaxpr"], p["body_jaxpr"], operands[:ends], consts, state)
+    if count > _MOST_STEPS:
+        raise Unsupported(f"a loop of more than {_MOST_STEPS} steps")
+    for _ in range(count):
+        state = reader.jaxpr(p["body_jaxpr"], [*consts, *state])
+    return state
+
+
+def _counted(
+    reader: Tiles,
+    cond: ClosedJaxpr,
+    body: ClosedJaxpr,
+    ends: Sequence[Read],
+    consts: Sequence[Read],
+    state: Sequence[Read],
+) -> int:
+    """The steps of a loop that ends by what is known, or one more than are read."""
+    needed = dce_jaxpr(cond.jaxpr, [True])[1]
+    counts = needed[len(ends) :]  # what is carried that the end depends on
+    while True:
+        step, used = dce_jaxpr(body.jaxpr, counts)
+        before = [x or y for x, y in zip(counts, used[len(consts) :], strict=True)]
+        if before == counts:
+            break
+        counts = before
+    left = list(state)
+    for number in range(_MOST_STEPS + 1):
+        read = [*itertools.compress(ends, needed), *itertools.compress([*consts, *left], used)]
+        if any(isinstance(x, Tile) for x in read):
+            raise Unsupported("a loop that ends by values of an element")
+        (goes_on,) = reader.jaxpr(cond, [*ends, *left])
+        if not goes_on:
+            return number
+        operands = itertools.compress([*consts, *left], used)
+        made = iter(reader.jaxpr(ClosedJaxpr(step, body.consts), list(operands)))
+        left = [next(made) if x else y for x, y in zip(counts, left, strict=True)]
+    return _MOST_STEPS + 1
 
 
 def cond(reader: Tiles, equation: JaxprEqn, which: Read, *operands: Read) -> list[Read]:

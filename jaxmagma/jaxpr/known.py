@@ -37,7 +37,7 @@ _PURE = frozenset(
     reduce_window_min reduce_window_sum reduce_xor regularized_incomplete_beta rng_bit_generator
     scatter-max scatter-min scatter-sub scatter_max scatter_min scatter_sub schur
     select_and_gather_add select_and_scatter_add shift_left shift_right_arithmetic
-    shift_right_logical threefry2x32 top_k tridiagonal tridiagonal_solve while zeta
+    shift_right_logical threefry2x32 top_k tridiagonal tridiagonal_solve zeta
     """.split()
 )
 

@@ -18,7 +18,7 @@ from jaxmagma.jaxpr.equations import Rule, anything, nothing, one_of
 
 
 # Their equations are checked one by one.
-NESTED = {"scan", "cond", "custom_linear_solve"}
+NESTED = {"scan", "while", "cond", "custom_linear_solve"}
 # The choice of an operation's own implementation inside of Pallas kernels, which ours are not.
 ELSEWHERE = (("mosaic",), None)
 # As gathers and scatters may treat places beyond the end, and what they may promise of places.
@@ -144,6 +144,7 @@ RULES: dict[str, Rule] = {
     "stop_gradient": Rule(movement.unchanged, operands=1),
     "optimization_barrier": Rule(movement.unchanged),
     "scan": Rule(control.scan, ("reverse", "length", "jaxpr"), _STEPS),
+    "while": Rule(control.while_loop, ("cond_jaxpr", "body_jaxpr", "cond_nconsts", "body_nconsts")),
     "cond": Rule(control.cond, ("branches",), {"branches_platforms": one_of(ELSEWHERE)}),
     "element_program": Rule(control.program, ("program",)),
     "lu": Rule(matrices.lu, operands=1),

@@ -1041,9 +1041,12 @@ def fori_loop(d: Draw) -> str:
 def while_loop(d: Draw) -> str:
     x = d.value("f", rank=(0, 1))
     total = "jnp.sum(jnp.abs(s[1]))"
-    test = d.pick("test", [f"(s[0] < 4) & ({total} < 5)", "s[0] < 3"])
-    body = "(s[0] + 1, (2 * s[1]).astype(s[1].dtype))"
-    return f"lax.while_loop(lambda s: {test}, lambda s: {body}, (0, {x}))"
+    test = d.pick("test", [f"(s[0] < 4) & ({total} < 5)", "s[0] < 3", "s[0] < end"])
+    end = f"jnp.clip({d.like(x, 'i', ())}, 0, 3)" if test == "s[0] < end" else ""
+    body = d.pick("body", ["2 * s[1]", "s[1] + more"])
+    more = d.like(x, "f", ()) if body == "s[1] + more" else ""
+    step = f"(s[0] + 1, ({body.replace('more', more)}).astype(s[1].dtype))"
+    return f"lax.while_loop(lambda s: {test.replace('end', end)}, lambda s: {step}, (0, {x}))"
 
 
 @operation
