@@ -92,8 +92,9 @@ LEAST_SIDE_OF_XLA = 4
 # Without matrix products, a kernel is faster from so many operations for each value that is read or
 # written: eigenvalues of a matrix are (2 to 3 times), a determinant or a norm is not.
 _LEAST_FLOPS_PER_VALUE = 4
-# XLA puts more of them together in a loop that is slower than a kernel.
-_MOST_PIECES_OF_XLA = 8
+# XLA puts more of them together in a loop that is slower than a kernel
+# (benchmarks/results/spellings-epyc.txt).
+_MOST_PIECES_OF_XLA = 12
 # XLA fuses a product of two matrices per element into one loop if both have fewer values than this,
 # and is 1.3 to 3 times as fast; from there on it calls a routine per element, and is slower.
 FUSED_VALUES_OF_XLA = 16
