@@ -79,7 +79,7 @@ def _counted(
     state: Sequence[Read],
 ) -> int:
     """The steps of a loop that ends by what is known, or one more than are read."""
-    needed = dce_jaxpr(cond.jaxpr, [True])[1]
+    _, needed = dce_jaxpr(cond.jaxpr, [True])
     counts = needed[len(ends) :]  # what is carried that the end depends on
     while True:
         step, used = dce_jaxpr(body.jaxpr, counts)
@@ -89,14 +89,13 @@ def _counted(
         counts = before
     left = list(state)
     for number in range(_MOST_STEPS + 1):
-        read = [*itertools.compress(ends, needed), *itertools.compress([*consts, *left], used)]
-        if any(isinstance(x, Tile) for x in read):
-            raise Unsupported("a loop that ends by values of an element")
         (goes_on,) = reader.jaxpr(cond, [*ends, *left])
+        if isinstance(goes_on, Tile):
+            raise Unsupported("a loop that ends by values of an element")
         if not goes_on:
             return number
-        operands = itertools.compress([*consts, *left], used)
-        made = iter(reader.jaxpr(ClosedJaxpr(step, body.consts), list(operands)))
+        operands = list(itertools.compress([*consts, *left], used))
+        made = iter(reader.jaxpr(ClosedJaxpr(step, body.consts), operands))
         left = [next(made) if x else y for x, y in zip(counts, left, strict=True)]
     return _MOST_STEPS + 1
 

@@ -72,20 +72,21 @@ def chosen(
         return Declined("XLA multiplies as it reads matrices of four-byte values, as fast")
     given = parameters or Parameters()
     limits = limits_of(target.architecture)
+    ready = _ready(plan)
     if given.owner == "panels":
-        panels = panels_of(constants_folded(reciprocals_shared(plan)), limits)
+        panels = panels_of(ready, limits)
         return Declined(panels) if isinstance(panels, str) else panels
-    block = _block(plan, given, limits, target.even_odd)
+    block = _block(ready, given, limits, target.even_odd)
     if isinstance(block, Block) and wants_rows(block):
         # The fastest axis then has its turn at the points, and nobody waits for the next element.
-        turned = factoring.planned(plan.program, middle="fastest")
+        turned = _ready(factoring.planned(plan.program, middle="fastest"))
         asked = replace(given, ahead=True) if given.ahead is None else given
         rows = _block(turned, asked, limits, target.even_odd, in_rows=True)
         if isinstance(rows, Block) and rows.transfers.streams and comes_in_rows(rows):
             block = rows
     # Other parameters are those of a block.
     if parameters in (None, Parameters()) and may_have_panels(block):
-        panels = panels_of(constants_folded(reciprocals_shared(plan)), limits)
+        panels = panels_of(ready, limits)
         if isinstance(panels, Panels) and wants_panels(block, panels):
             return panels
     return block
@@ -99,15 +100,19 @@ def _block(
     in_rows: bool = False,
 ) -> Block | Declined:
     """Of components as fields by themselves, or as fields of vectors."""
-    apart = constants_folded(reciprocals_shared(plan))
-    block = choose(_resolved(apart), parameters, limits, even_odd, in_rows)
-    vectors = with_vectors(apart)
-    if vectors is apart:
+    block = choose(_resolved(plan), parameters, limits, even_odd, in_rows)
+    vectors = with_vectors(plan)
+    if vectors is plan:
         return block
     joined = choose(_resolved(vectors), parameters, limits, even_odd, in_rows)
     if isinstance(block, Block) and isinstance(joined, Block):
         return joined if keeps_more_busy(joined, block) else block
     return joined if isinstance(joined, Block) else block
+
+
+def _ready(plan: Plan) -> Plan:
+    """The plan as all kernels do it."""
+    return constants_folded(reciprocals_shared(plan))
 
 
 def _resolved(plan: Plan) -> Plan:

@@ -48,7 +48,10 @@ def reciprocals_shared(plan: Plan) -> Plan:
 
 
 def _shared(plan: Plan) -> set[int]:
-    """The divisors whose reciprocals are worth a value of their own."""
+    """The divisors whose reciprocals are worth a value of their own.
+
+    None of a table that is an argument: a kernel has no steps for all elements.
+    """
     known = {n for n, x in enumerate(plan.program.inputs) if x.constant is not None}
     quotients = Counter[int]()
     for number, step in plan.numbered_steps():
