@@ -357,6 +357,64 @@ def test_reshape_of_everything(kind: str, old: tuple[int, ...], new: tuple[int, 
     t.assert_is(value, expected.reshape(ELEMENTS, *new))
 
 
+# ---- Axes that several have become ---------------------------------------------------------------
+
+
+def of_nodes_and_components(t: Tiles) -> tuple[int, np.ndarray]:
+    """Vectors at six nodes as one axis: values and arrays (2, 6 * 3)."""
+    value = t.builder.reshape(t.builder.stack(t.numbers[:3], 2), (2, 18))
+    return value, np.stack(t.arrays[:3], 3).reshape(ELEMENTS, 2, 18)
+
+
+def test_what_was_merged_is_apart_where_it_is_used() -> None:
+    t = Tiles((2, 6), (2, 6), (2, 6), (18,))
+    value, array = of_nodes_and_components(t)
+    t.assert_is(value, array)
+    labels = {"a": 2, "b": 18, "c": 18}
+    product = t.builder.contract([(value, "ab"), (t.numbers[3], "b")], "a", labels)
+    t.assert_is(product, np.einsum("eab,eb->ea", array, t.arrays[3]))
+    assert not any(18 in getattr(x, "tile", ()) for x in t.operations(product))
+    matrix = t.builder.contract([(value, "ab"), (value, "ac")], "bc", labels)
+    t.assert_is(matrix, np.einsum("eab,eac->ebc", array, array))
+    t.assert_is(t.builder.sum([matrix, matrix]), 2 * np.einsum("eab,eac->ebc", array, array))
+    function = t.builder.pointwise("mul", [(value, "ab"), (t.numbers[3], "b")], "ab", labels)
+    t.assert_is(function, array * t.arrays[3][:, None])
+    again = t.builder.map("sub", function, value)
+    t.assert_is(again, array * t.arrays[3][:, None] - array)
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_parts_of_what_was_merged(data: st.DataObject) -> None:
+    t = Tiles((2, 6), (2, 6), (2, 6))
+    value, array = of_nodes_and_components(t)
+    if data.draw(st.booleans()):
+        value, array = t.builder.map("neg", value), -array
+    if data.draw(st.booleans()):
+        value, array = t.builder.transpose(value, (1, 0)), array.swapaxes(1, 2)
+    axis = data.draw(st.integers(0, 1))
+    extent = array.shape[1 + axis]
+    start, stop = sorted(data.draw(st.tuples(*[st.integers(0, extent - 1)] * 2)))
+    step = data.draw(st.sampled_from([1, 2, 3, 6]))
+    where = range(start, stop + 1, step)
+    part = t.builder.slice(value, axis, start, step, len(where))
+    t.assert_is(part, np.take(array, list(where), axis + 1))
+    t.assert_is(t.builder.index(value, axis, start), np.take(array, start, axis + 1))
+    shape = data.draw(st.sampled_from([(36,), (2, 6, 3), (2, 3, 6), (4, 9), (2, 2, 9), (12, 3)]))
+    t.assert_is(t.builder.reshape(value, shape), array.reshape(ELEMENTS, *shape))
+
+
+def test_axes_that_were_merged_of_others_do_not_meet() -> None:
+    """Three components of six nodes, and two of nine: along one axis they are no components."""
+    t = Tiles(*[(6,)] * 3, *[(9,)] * 2)
+    one = t.builder.reshape(t.builder.stack(t.numbers[:3], 1), (18,))
+    other = t.builder.reshape(t.builder.stack(t.numbers[3:], 1), (18,))
+    arrays = [np.stack(x, 2).reshape(ELEMENTS, 18) for x in (t.arrays[:3], t.arrays[3:])]
+    t.assert_is(t.builder.map("mul", one, other), arrays[0] * arrays[1])
+    dot = t.builder.contract([(one, "a"), (other, "a")], "", {"a": 18})
+    t.assert_is(dot, np.einsum("ea,ea->e", *arrays))
+
+
 # ---- Places --------------------------------------------------------------------------------------
 
 

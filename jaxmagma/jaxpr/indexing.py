@@ -12,6 +12,7 @@ from jax.lax import GatherScatterMode
 
 from jaxmagma.jaxpr.equations import Unsupported, aval
 from jaxmagma.jaxpr.tiles import MOST_COMPONENTS, MOST_PIECES, MOST_PLACES, Read, Tile, Tiles
+from jaxmagma.programs.builder import MOST_MERGED
 from jaxmagma.programs.integers import is_integer
 from jaxmagma.programs.labels import letters
 
@@ -254,8 +255,12 @@ def scatter(function: str | None) -> Callable[..., Read]:
             hits = np.asarray(jax.vmap(placed)(each))
         if mode == GatherScatterMode.PROMISE_IN_BOUNDS and hits.sum() != count:
             raise Unsupported(f"{name} at places that there are not")
-        pieces = reader.pieces(x, moved, MOST_PLACES)
         own = [n for n in range(len(given)) if n not in kept]
+        axes = dict(zip(kept, whole, strict=True))
+        strided = _strided(hits.squeeze(tuple(1 + n for n in whole)), moved, shape)
+        if strided is not None:
+            return _put_in_steps(reader, function, x, updates, axes, strided)
+        pieces = reader.pieces(x, moved, MOST_PLACES)
         parts = reader.pieces(updates, own).reshape(-1)
         for n, *at in np.argwhere(hits.squeeze(tuple(1 + n for n in whole))).tolist():
             old = pieces[tuple(at)]
@@ -266,6 +271,55 @@ def scatter(function: str | None) -> Callable[..., Read]:
         return reader.in_order(reader.assembled(pieces), [*moved, *whole])
 
     return rule
+
+
+def _strided(
+    hits: np.ndarray, moved: Sequence[int], shape: Sequence[int]
+) -> tuple[int, int, dict[int, int]] | None:
+    """The axis along which values go to places in steps, how long these are, and the first place.
+
+    So one component of a vector is put among the others, for all nodes.
+    """
+    places = np.argwhere(hits)[:, 1:]
+    if not MOST_MERGED < len(places) == len(hits):
+        return None
+    steps = np.diff(places, axis=0)
+    run = np.flatnonzero(steps[0]).tolist()
+    if (steps != steps[0]).any() or len(run) != 1:
+        return None
+    step, first = int(steps[0, run[0]]), dict(zip(moved, places[0].tolist(), strict=True))
+    at = moved[run[0]]
+    is_whole = 1 < step and step * len(places) == shape[at] and first[at] < step
+    return (at, step, first) if is_whole else None
+
+
+def _put_in_steps(
+    reader: Tiles,
+    function: str | None,
+    x: Read,
+    updates: Read,
+    axes: Mapping[int, int],
+    where: tuple[int, int, Mapping[int, int]],
+) -> Read:
+    """A tile with values in steps along an axis, which becomes one of steps and one of the rest.
+
+    ``axes`` are those of the tile along which axes of the updates run, and ``where`` that axis, how
+    long a step is, and the place along all axes that are no others.
+    """
+    at, step, places = where
+    shape, given = reader.shape(x), reader.shape(updates)
+    count = shape[at] // step
+    split = reader.reshaped(x, (*shape[:at], count, step, *shape[at + 1 :]))
+    apart = [n + (n >= at) for n in sorted(places)]  # of the axis itself, what is not a step
+    rest = [n for n in range(len(shape) + 1) if n not in apart]
+    shown = [n for n, extent in enumerate(given) if n in axes or extent > 1]
+    values = reader.reshaped(updates, tuple([given[n] for n in shown]))
+    runs = [rest.index(y + (y > at)) for y in (axes.get(n, at) for n in shown)]
+    values = reader.in_order(values, runs)
+    pieces = reader.pieces(split, apart, MOST_PLACES)
+    place = tuple(places[n] for n in sorted(places))
+    pieces[place] = reader.emit(function, pieces[place], values) if function else values
+    return reader.reshaped(reader.in_order(reader.assembled(pieces), [*apart, *rest]), shape)
 
 
 def _scatter_computed(

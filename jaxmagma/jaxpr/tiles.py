@@ -267,6 +267,11 @@ class Tiles(ABC):
             return np.transpose(read, order)
         return Tile(self.builder.transpose(read.value, order))
 
+    def reshaped(self, read: Read, shape: tuple[int, ...]) -> Read:
+        if not isinstance(read, Tile):
+            return np.reshape(read, shape)
+        return Tile(self.builder.reshape(read.value, shape))
+
     def assembled(self, pieces: np.ndarray) -> Read:
         """Equal tiles as one, whose leading axes are those of the array they are in."""
         if pieces.ndim == 0:

@@ -44,6 +44,8 @@ from jaxmagma.programs.strides import Box, box_of, composed_view, matching_axes,
 
 # An axis along which values are taken apart has no more places than this.
 MOST_COMPONENTS = 9
+# And one that becomes part of another axis is not for that alone, if it has more than these.
+MOST_MERGED = 4
 
 # What is asked of a value: one of the builder's generators, and its arguments.  What the generator
 # needs of the value's operands it yields, to be sent it.
@@ -93,6 +95,7 @@ class Builder:
         self._numbers: dict[Any, int] = {}
         self._parts: dict[Part, Any] = {}
         self._zeros: set[int] = set()  # by structure
+        self._merged: dict[int, int] = {}  # values, and the same with axes that were merged apart
 
     def tile(self, value: int) -> tuple[int, ...]:
         return self._values[value].tile
@@ -171,6 +174,8 @@ class Builder:
             return self.zero(tuple([extents[x] for x in output]), self.dtype(terms[0][0]))
         if len(terms) == 1 and terms[0][1] == output:
             return terms[0][0]
+        if (apart := self._with_axes_apart(terms, output, extents)) is not None:
+            return self._merge(self.contract(*apart), tuple([extents[x] for x in output]))
         for n, (value, labels) in enumerate(terms):
             if self._is_one(value):
                 others = [*terms[:n], *terms[n + 1 :]]
@@ -208,6 +213,9 @@ class Builder:
     def pointwise(self, function: str, terms: Terms, output: str, sizes: Mapping[str, int]) -> int:
         """A pointwise function whose operands broadcast to ``output``."""
         terms, extents = self._relabelled(terms, output), dict(sizes)
+        if (apart := self._with_axes_apart(terms, output, extents)) is not None:
+            made = self.pointwise(function, *apart)
+            return self._merge(made, tuple([extents[x] for x in output]))
         found = self._simplified(function, terms, output, extents)
         if found is not None:
             return found
@@ -228,7 +236,8 @@ class Builder:
 
     def sum(self, values: Sequence[int]) -> int:
         places = [x for value in values if isinstance(x := self._values[value], Place)]
-        if len(places) == len(values) > 1 and not any(self._known[x].stack for x in values):
+        whole = not any(self._known[x].stack or x in self._merged for x in values)
+        if len(places) == len(values) > 1 and whole:
             # Parts of one tile: placed together they need no additions.
             pieces = [piece for place in places for piece in place.pieces]
             return self.place(pieces, places[0].tile)
@@ -348,9 +357,10 @@ class Builder:
     def joined(self, value: int) -> int:
         """The same as one tile, which is taken apart no more."""
         pieces = self._pieces(value)
-        if pieces is None:
-            return value
-        place = Place(pieces, self.tile(value))
+        return value if pieces is None else self.joined_as(value, Place(pieces, self.tile(value)))
+
+    def joined_as(self, value: int, place: Place) -> int:
+        """What is known of a stack, as one tile that is no stack."""
         key = "joined", place
         if key not in self._numbers:
             self._values.append(place)
@@ -490,6 +500,12 @@ class Builder:
 
     def _index(self, value: int, axis: int, k: int) -> Making:
         tile = self.tile(value)
+        if value in self._merged:
+            part, axes = self._merged[value], self._merged_axes(value)[axis]
+            at = np.unravel_index(k, [self.tile(part)[n] for n in axes])
+            for n, own in reversed(list(zip(axes, at, strict=True))):
+                part = yield Builder._index, part, n, int(own)
+            return (yield Builder._reshape, part, tile[:axis] + tile[axis + 1 :])
         stack = self._known[value].stack
         if stack is not None:
             stacked, parts = stack
@@ -545,6 +561,8 @@ class Builder:
         tile = self.tile(value)
         if (start, step, count) == (0, 1, tile[axis]):
             return value
+        if value in self._merged:
+            return (yield from self._slice_of_merged(value, axis, start, step, count))
         where = (start, step, count)
         stack = self._known[value].stack
         if stack is not None:
@@ -575,6 +593,8 @@ class Builder:
         old = self.tile(value)
         if old == tile:
             return value
+        if value in self._merged:
+            return (yield Builder._reshape, self._merged[value], tile)
         stack = self._known[value].stack
         operation = self._values[value]
         if stack is None and not isinstance(operation, Contract | Map):
@@ -595,6 +615,8 @@ class Builder:
             outer = [n for before, shape in groups if before < with_it for n in shape]
             inner = [n for before, shape in groups if before > with_it for n in shape]
             stacked = (*outer, *(old[n] for n in with_it), *inner)
+            if stacked == old and any(self._is_long(value, n) for n in with_it):
+                return self._merge(value, tile)
             split = [before[0] for before, shape in groups if len(before) < len(shape)]
             # What comes out of a table is components, as the columns of a Hessian.
             if stacked == old or any(self.is_of_table(value, n) for n in split):
@@ -691,6 +713,88 @@ class Builder:
         made = build(parts, [axis - n for n, axis in enumerate(new_axes)])
         assert self.tile(made) == tile, (self.tile(made), tile)
         return made
+
+    # ---- Axes that several have become -----------------------------------------------------------
+
+    def _merge(self, value: int, tile: tuple[int, ...]) -> int:
+        """The value with some axes as one, which are several again wherever it is used.
+
+        So an axis of nodes and components, ``x[3 * node + component]``, is both of them.
+        """
+        if self.tile(value) == tile:
+            return value
+        groups = matching_axes(self.tile(value), tile)
+        merged = [n for before, _ in groups if len(before) > 1 for n in before]
+        if not any(self._is_long(value, n) for n in merged):
+            return self.reshape(value, tile)
+        pieces = self._pieces(value)
+        if pieces is None:
+            made = self.view(value, 0, row_major(tile), tile)
+        else:
+            made = self.joined_as(value, Place(pieces, tile))
+        self._merged[made] = value
+        return made
+
+    def _is_long(self, value: int, axis: int) -> bool:
+        """Whether a value is no stack along an axis, and had better not be one."""
+        if self.tile(value)[axis] <= MOST_MERGED:
+            return False
+        stack = self._known[value].stack
+        while stack is not None:
+            stacked, parts = stack
+            if stacked == axis:
+                return False
+            value, axis = parts[0], axis - (axis > stacked)
+            stack = self._known[value].stack
+        return True
+
+    def _merged_axes(self, value: int) -> list[list[int]]:
+        """Of each axis of a value those that it is made of."""
+        return [x for x, _ in matching_axes(self.tile(self._merged[value]), self.tile(value))]
+
+    def _slice_of_merged(self, value: int, axis: int, start: int, step: int, count: int) -> Making:
+        tile, whole, axes = self.tile(value), self._merged[value], self._merged_axes(value)[axis]
+        shape = (*tile[:axis], count, *tile[axis + 1 :])
+        outer, *others = axes
+        inner = math.prod(self.tile(whole)[n] for n in others)
+        part = None
+        if not others:
+            part = yield Builder._slice, whole, outer, start, step, count
+        elif len(others) == 1 and (step, count) == (inner, self.tile(whole)[outer]):
+            part = yield Builder._index, whole, others[0], start
+        elif step == 1 and start % inner == count % inner == 0:
+            part = yield Builder._slice, whole, outer, start // inner, 1, count // inner
+        if part is not None:
+            return (yield Builder._reshape, part, shape)
+        parts = []
+        for n in range(count):
+            parts.append((yield Builder._index, value, axis, start + n * step))
+        return self.stack(parts, axis)
+
+    def _with_axes_apart(
+        self, terms: Terms, output: str, extents: Mapping[str, int]
+    ) -> tuple[list[tuple[int, str]], str, dict[str, int]] | None:
+        """Terms, labels of the output and extents, with what was merged as several axes."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for value, labels in terms:
+            if value in self._merged:
+                whole = self.tile(self._merged[value])
+                for label, axes in zip(labels, self._merged_axes(value), strict=True):
+                    shape = tuple(whole[n] for n in axes)
+                    if len(axes) > 1 and shapes.setdefault(label, shape) != shape:
+                        return None
+        if not shapes:
+            return None
+        spare = (x for n in range(1000) if (x := chr(0x4E00 + n)) not in extents)
+        names = {x: "".join(next(spare) for _ in shape) for x, shape in shapes.items()}
+        sizes = {x: n for x, n in extents.items() if x not in shapes}
+        for label, shape in shapes.items():
+            sizes |= dict(zip(names[label], shape, strict=True))
+        found = []
+        for value, labels in terms:
+            own = "".join(names.get(x, x) for x in labels)
+            found.append((self.reshape(value, tuple(sizes[x] for x in own)), own))
+        return found, "".join(names.get(x, x) for x in output), sizes
 
     # ---- Operations on other operands ------------------------------------------------------------
 
