@@ -39,6 +39,7 @@ from jaxmagma.programs.program import (
 from jaxmagma.programs.pruning import without_tables
 from jaxmagma.programs.reshapes import with_axes_split
 from jaxmagma.programs.strides import box_of, row_major
+from jaxmagma.programs.weights import has_weighted_sums, with_weights_inside
 
 
 # Of small matrices at a point, and of how many values at a point there may be.
@@ -52,7 +53,7 @@ _MOST_APPLIED = 9
 def normal_form(program: ElementProgram) -> tuple[ElementProgram, tuple[int, ...]]:
     """The same function of the same arrays; and which arguments are left."""
     program, kept = without_tables(program)
-    program = with_axes_split(program)
+    program, kept = _with_weights_inside(with_axes_split(program), kept)
     rewritten, arguments = _rewritten(distributed(program))
     apart = with_matrices_apart(program)
     if apart is not program and (other := distributed(apart)) is not apart:
@@ -61,6 +62,19 @@ def normal_form(program: ElementProgram) -> tuple[ElementProgram, tuple[int, ...
             rewritten, arguments = made, left
     written, order = canonical_form(rewritten)
     return written, tuple(kept[arguments[n]] for n in order)
+
+
+def _with_weights_inside(
+    program: ElementProgram, kept: tuple[int, ...]
+) -> tuple[ElementProgram, tuple[int, ...]]:
+    """The program, and which arguments are left; components may have to be apart to see a sum."""
+    found = with_weights_inside(program)
+    if found is program and has_weighted_sums(program):
+        apart, arguments = _rewritten(program)
+        inside = with_weights_inside(apart)
+        if inside is not apart:
+            return inside, tuple(kept[n] for n in arguments)
+    return found, kept
 
 
 # ---- Kinds of axes -------------------------------------------------------------------------------
