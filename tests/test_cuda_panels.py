@@ -175,6 +175,24 @@ def small_matrices() -> Case:
     return function, ((3, 3), (3,))
 
 
+def by_strains(points: int, nodes: int) -> Case:
+    """Forces with three components of each node side by side, as strain matrices have them."""
+    G = table(points, nodes, 3)
+
+    def function(x: Any, u: Any) -> Any:
+        forces = jnp.zeros(3 * nodes)
+        for slopes in G:
+            g = slopes @ jnp.linalg.inv(slopes.T @ x + 12 * jnp.eye(3))
+            strains = jnp.zeros((6, 3 * nodes))
+            for row, (one, other) in enumerate(((0, 0), (1, 1), (2, 2), (0, 1), (1, 2), (0, 2))):
+                strains = strains.at[row, one::3].set(g[:, other])
+                strains = strains.at[row, other::3].set(g[:, one])
+            forces += strains.T @ jnp.sin(strains @ u)
+        return forces
+
+    return function, ((nodes, 3), (3 * nodes,))
+
+
 def system(rows: int) -> Case:
     def function(A: Any, b: Any) -> Any:
         return jnp.linalg.solve(A + rows * jnp.eye(rows), b)
@@ -266,6 +284,7 @@ CASES = {
     "stresses on two axes of points": stresses(3, 5),
     "systems of ten equations": symmetric_systems(10),
     "a system of seven equations": system(7),
+    "forces by strain matrices": by_strains(6, 12),
 }
 
 

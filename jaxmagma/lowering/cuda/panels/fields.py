@@ -18,7 +18,7 @@ import numpy as np
 from jaxmagma.lowering.cuda.panels.axes import Axes
 from jaxmagma.plans.plan import Plan, Pointwise, Product, Rearrange
 from jaxmagma.programs.program import Gather, Place, View
-from jaxmagma.programs.strides import box_of, row_major
+from jaxmagma.programs.strides import box_of, places, row_major
 
 
 # More fields, numbers aside, make a kernel that takes too long to compile.
@@ -237,6 +237,19 @@ def _fields_along(plan: Plan, axes: Axes) -> Fields:
     return _merged(Fields(axes.rows, axes.common, axes.extents, fields, stores))
 
 
+def _stored_in_parts(plan: Plan) -> dict[int, Sequence[tuple[int, int, tuple[int, ...]]]]:
+    """Results that nobody reads, all of whose values come from one part each."""
+    read = {x for step in plan.steps for x in step.operands}
+    found: dict[int, Sequence[tuple[int, int, tuple[int, ...]]]] = {}
+    for number, step in plan.numbered_steps():
+        if isinstance(step, Place) and number in plan.results and number not in read:
+            at = [places(*x[1:], plan.tiles[x[0]].shape).ravel() for x in step.pieces]
+            every = np.concatenate(at)
+            if len(every) == math.prod(step.tile) == len(np.unique(every)):
+                found[number] = step.pieces
+    return found
+
+
 # ---- Taking apart --------------------------------------------------------------------------------
 
 # Positions along the axes of a tile that are not long.
@@ -254,13 +267,15 @@ class _Reading:
         self.fields: list[Field] = []
         self.count = 0  # of those that are no numbers
         self.parts: dict[int, dict[_Index, int]] = {}
+        self.stored = _stored_in_parts(plan)
         for number, step in plan.numbered_steps():
             if not plan.tiles[number].batched:
                 raise Unsuitable("a table is computed")
             if not self.extents and math.prod(step.shape) > MOST_FIELDS * math.prod(self.axes.rows):
                 raise Unsuitable("too many fields")
             self._long(number)
-            self.parts[number] = dict(self._of_step(number, step))
+            if number not in self.stored:
+                self.parts[number] = dict(self._of_step(number, step))
         self.stores = [x for n, tile in enumerate(plan.results) for x in self._stores(n, tile)]
 
     def add(self, field: Field) -> int:
@@ -345,13 +360,25 @@ class _Reading:
         stride, axis = (0, None) if long is None else (strides[long[0]], long[1])
         return self.add(Load(tile, offset, stride, axis, row=row))
 
-    def _stores(self, output: int, tile: int) -> Iterator[Store]:
+    def _stores(self, output: int, tile: int) -> list[Store]:
+        """Those of a result, in the order in which they are in memory."""
+        whole = tile, 0, row_major(self.plan.tiles[tile].shape)
+        found = [
+            Store(output, offset, stride, axis, self._read(part, index))
+            for part, first, strides in self.stored.get(tile, [whole])
+            for index, offset, stride, axis in self._places(part, first, strides)
+        ]
+        return sorted(found, key=lambda x: x.offset)
+
+    def _places(
+        self, tile: int, first: int, strides: Sequence[int]
+    ) -> Iterator[tuple[_Index, int, int, int | None]]:
+        """The components of a tile whose values are so far apart: where each begins, and steps."""
         long = self._long(tile)
-        strides = row_major(self.plan.tiles[tile].shape)
         stride, axis = (0, None) if long is None else (strides[long[0]], long[1])
         for index in self._indices(tile):
             offset = sum(i * strides[n] for i, n in zip(index, self._short(tile), strict=True))
-            yield Store(output, offset, stride, axis, self._read(tile, index))
+            yield index, first + offset, stride, axis
 
     # Steps.
 
@@ -480,8 +507,16 @@ class _Reading:
         return self.add(Multiply(tuple(tables), tuple(fields), long[row]))
 
     def _of_view(self, number: int, step: View) -> Iterator[tuple[_Index, int]]:
+        given = step.operand < len(self.plan.program.inputs)
+        if given and self.plan.tiles[step.operand].batched and not self._is_in_rows(number):
+            for index, offset, stride, axis in self._places(number, step.offset, step.strides):
+                yield index, self.add(Load(step.operand, offset, stride, axis))
+            return
         for index, at in self._inside(step.operand, number, step.offset, step.strides):
             yield index, self._read(step.operand, at)
+
+    def _is_in_rows(self, tile: int) -> bool:
+        return any(self.axes.is_of_rows(tile, n) for n in range(len(self.plan.tiles[tile].shape)))
 
     def _of_place(self, number: int, step: Place) -> Iterator[tuple[_Index, int]]:
         pieces: dict[_Index, list[int]] = {x: [] for x in self._indices(number)}
