@@ -19,7 +19,7 @@ from jaxmagma.programs.functions import COMPARISONS
 # user's own, reductions that share a derivative among equal values, bounds that have none,
 # factorisations by iteration or of matrices of which one triangle is read, and loops that have no
 # reverse one.
-_OWN_DERIVATIVE = {
+OWN_DERIVATIVE = {
     "custom_jvp_call",
     "custom_vjp_call",
     "custom_vjp_call_jaxpr",
@@ -72,7 +72,7 @@ class Line(NamedTuple):
 
     @property
     def has_own_derivative(self) -> bool:
-        return not self._names.isdisjoint(_OWN_DERIVATIVE)
+        return not self._names.isdisjoint(OWN_DERIVATIVE)
 
     @property
     def stops_gradient(self) -> bool:

@@ -29,6 +29,7 @@ from jaxmagma.frontends.loops import (
     are_loops_and_products,
     are_loops_around_compared_products,
 )
+from jaxmagma.frontends.written_out import rolled
 from jaxmagma.jaxpr import (
     Reader,
     Tile,
@@ -309,7 +310,8 @@ def run_function(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.A
     if arrays and are_loops_around_compared_products(lines, platform):
         tell(PlainCall("it compares products for all elements, and XLA's are as fast"))
         return _with_programs_for_derivatives(closed, operands, kinds)
-    return _run(lines, closed, operands)
+    loops = rolled(closed)
+    return _run(lines if loops is closed else inlined(loops, kinds), loops, operands)
 
 
 def _with_programs_for_derivatives(
