@@ -32,8 +32,8 @@ def _each() -> Iterator[Program]:
     yield _program("neo-hooke/tet1", elastic, (nodes, nodes), 12, 50 + 4 * 72 + 200)
     yield _program("neo-hooke/tet2", elastic, (nodes, (10, 3)), 30, 50 + 2 * ten + 4 * 300)
     yield _program("stokes/tet2", stokes, (nodes, (10, 3), (4,)), 34, 50 + 3 * ten + 4 * 150)
-    conduction = 50 + 4 * (60 + 9 * 10 * 2 + 3 * 100 * 2)
-    yield _program("element-matrix/tet2", diffusion, (nodes, (10,)), 100, conduction)
+    conducting = 50 + 4 * (60 + 9 * 10 * 2 + 3 * 100 * 2)
+    yield _program("element-matrix/tet2", diffusion, (nodes, (10,)), 100, conducting)
     yield _program("diffusion/wedge2", wedge, ((3, 3), (18,)), 18, 50 + 6 * (18 * 3 * 4 + 30))
     shapes = ((8, 3), (8, 3), (8, 6), (8,))
     yield _program("plasticity/hex1", plasticity, shapes, 80, 3 * eight + 8 * 250)
@@ -45,6 +45,14 @@ def _each() -> Iterator[Program]:
     yield _program("volume/hex2", volume, ((3, 3, 3, 3, 3),), 27, 27 * 18)
     yield _program("curved/tet2", curved, ((10, 3), (11, 3, 3)), 30, 2 * 11 * 10 * 18 + 11 * 300)
     cube = (2, 2, 2, 3)
+    point = 144 + 50 + 144
+    yield _program("conduction/hex1", conduction, ((8, 3),), 64, 8 * (point + 3 * 64 * 2))
+    stiff = 8 * (point + 9 * 64 * 2) + 27 * 64
+    yield _program("strain-matrices/hex1", by_strains, ((8, 3),), 576, stiff)
+    forces = 8 * (point + 144 + 66 + 36 + 144)
+    yield _program("strain-forces/hex1", forces_by_strains, ((8, 3), (8, 3)), 24, forces)
+    solid = 8 * (point + 2 * 144 + 300)
+    yield _program("neo-hooke/hex1", point_by_point, ((8, 3), (8, 3)), 24, solid)
     yield _program("curved/hex1", cubes, (cube, (2, 2, 2, 3, 3)), 24, 2 * eight + 8 * 300)
 
 
@@ -276,3 +284,65 @@ def curved(u: Array, inverse: Array) -> Array:
 def cubes(u: Array, inverse: Array) -> Array:
     """The same of a hexahedron whose nodes and points are in cubes."""
     return curved(u.reshape(8, 3), inverse.reshape(8, 3, 3)).reshape(u.shape)
+
+
+# ---- Loops over points, as they are written in Python --------------------------------------------
+
+
+def _at_points(x: Array) -> Iterator[tuple[Array, Array]]:
+    """Gradients of the shape functions of a hexahedron, and the weight, point by point."""
+    G8, W8 = _of(x, "G8", "W8")
+    for slopes, weight in zip(G8, W8, strict=True):
+        inverse, volume = _mapped(x.T @ slopes)
+        yield slopes @ inverse, weight * volume
+
+
+def conduction(x: Array) -> Array:
+    matrix = jnp.zeros((8, 8), x.dtype)
+    for g, weight in _at_points(x):
+        matrix += weight * g @ g.T
+    return matrix
+
+
+def _strains_of(g: Array) -> Array:
+    """Six strains by the displacements of eight nodes."""
+    matrix = jnp.zeros((6, 24), g.dtype)
+    for row, (axis, component) in enumerate(((0, 0), (1, 1), (2, 2))):
+        matrix = matrix.at[row, component::3].set(g[:, axis])
+    for row, (one, other) in enumerate(((0, 1), (1, 2), (0, 2)), start=3):
+        matrix = matrix.at[row, one::3].set(g[:, other]).at[row, other::3].set(g[:, one])
+    return matrix
+
+
+def _moduli(x: Array) -> Array:
+    moduli = np.diag([1.0, 1.0, 1.0, 0.5, 0.5, 0.5])
+    moduli[:3, :3] += 0.7
+    return moduli.astype(x.dtype)
+
+
+def by_strains(x: Array) -> Array:
+    matrix = jnp.zeros((24, 24), x.dtype)
+    for g, weight in _at_points(x):
+        strains = _strains_of(g)
+        matrix += strains.T @ _moduli(x) @ strains * weight
+    return matrix
+
+
+def forces_by_strains(x: Array, u: Array) -> Array:
+    forces = jnp.zeros(24, x.dtype)
+    for g, weight in _at_points(x):
+        strains = _strains_of(g)
+        forces += strains.T @ (_moduli(x) @ (strains @ u.reshape(24))) * weight
+    return forces
+
+
+def point_by_point(x: Array, u: Array) -> Array:
+    """Forces as the gradient of an energy."""
+
+    def energy(u: Array) -> Array:
+        total = jnp.zeros((), u.dtype)
+        for g, weight in _at_points(x):
+            total += weight * _energy(jnp.eye(3, dtype=u.dtype) + u.T @ g)
+        return total
+
+    return jax.grad(energy)(u)
