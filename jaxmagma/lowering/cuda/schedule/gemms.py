@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from jaxmagma.plans.plan import Product
 
 
-# Rows and columns of the block of a gemm that one thread has.
+# Rows and columns of the block of a gemm that one thread has; smaller ones, where else an element
+# had work for fewer threads (benchmarks/results/elements-h200.txt).
 LARGEST_BLOCK = 4
+FEWEST_BLOCKS = 16
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,9 @@ class Blocking:
 
 def blocking_of(step: Product, itemsize: int) -> Blocking:
     extents = step.extents
-    most = LARGEST_BLOCK if itemsize <= 8 else LARGEST_BLOCK // 2
+    most, size = LARGEST_BLOCK if itemsize <= 8 else LARGEST_BLOCK // 2, math.prod(step.shape)
+    if size < FEWEST_BLOCKS * most**2:
+        most = min(most, 2)
 
     def piece(labels: str) -> tuple[str, int]:
         if not labels:
