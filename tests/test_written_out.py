@@ -227,6 +227,13 @@ def test_plain_values_are_not_changed() -> None:
         np.testing.assert_allclose(found, wanted, 1e-13)
 
 
+def test_without_jit() -> None:
+    with jax.disable_jit():
+        found = jm.fuse(residual)(NODES, FIELD, DENSITY)
+    wanted = jax.vmap(residual)(NODES, FIELD, DENSITY)
+    np.testing.assert_allclose(found, wanted, 1e-10, 1e-11)
+
+
 def test_what_is_not_a_number() -> None:
     field = FIELD.copy()
     field[1, 2, 0] = np.nan

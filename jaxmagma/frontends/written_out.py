@@ -258,9 +258,10 @@ class _Terms:
                 operands = list(zip(*(self._operands[n] for n in numbers), strict=True))
                 results = list(zip(*(x.outvars for x in equations), strict=True))
                 found[numbers] = _Equation(equations[0], operands, results)
-                new = {x for x in operands if not self._is_one(x)} - seen
-                seen |= new
-                waiting += new
+                for x in operands:
+                    if x not in seen and not self._is_one(x):
+                        seen.add(x)
+                        waiting.append(x)
         # Of operands that all have in common so is the result.
         same: set[_Values] = set()
         different = []
@@ -331,7 +332,8 @@ class _Terms:
         """The function in which a loop makes what an equation makes."""
         jaxpr, equation = self.closed.jaxpr, self.closed.jaxpr.eqns[number]
         made = {*loop.inputs, *(x for y in loop.equations for x in y.results)}
-        common = {x for y in loop.equations for x in y.operands if x not in made}
+        every = dict.fromkeys(x for y in loop.equations for x in y.operands)
+        common = [x for x in every if x not in made]
         read = [x[0] for x in common]
         for values, at in loop.inputs.items():
             read += [at.whole] if isinstance(at, _Places) else values if at is None else ()
@@ -342,7 +344,7 @@ class _Terms:
             given = dict(zip(operands, arrays, strict=True))
             known: dict[_Values, Any] = {x: given[x[0]] for x in common}
             remaining = iter(tables)
-            every = [
+            over = [
                 next(remaining) if isinstance(at, np.ndarray) else _stacked(values, at, given)
                 for values, at in loop.inputs.items()
             ]
@@ -359,13 +361,14 @@ class _Terms:
             for x in whole.others:
                 first = first + given[x]
             if whole.axis is None:
-                return _summed(term, every, first)
+                return _summed(term, over, first)
             order = [loop.terms.index(x) for x in whole.parts]
-            made = _stack(term, every, order, whole.axis).reshape(result.shape)
+            made = _stack(term, over, order, whole.axis).reshape(result.shape)
             return first + made if whole.others else made
 
         structs = [jax.ShapeDtypeStruct(aval(x).shape, aval(x).dtype) for x in operands]
-        traced = jax.make_jaxpr(jax.jit(looped))(tables, *structs)
+        with jax.disable_jit(disable=False):
+            traced = jax.make_jaxpr(jax.jit(looped))(tables, *structs)
         (call,), own = traced.jaxpr.eqns, traced.jaxpr.invars[: len(tables)]
         call = call.replace(
             invars=[*own, *(x.literal if isinstance(x, _Number) else x for x in operands)],

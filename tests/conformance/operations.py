@@ -5,6 +5,7 @@ parameter that the primitive has: a test compares the two.
 """
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -53,6 +54,7 @@ own_vjp.defvjp(
 )
 
 NAMESPACE: dict[str, Any] = {
+    "itertools": itertools,
     "jax": jax,
     "jnp": jnp,
     "lax": lax,
@@ -1047,6 +1049,54 @@ def while_loop(d: Draw) -> str:
     more = d.like(x, "f", ()) if body == "s[1] + more" else ""
     step = f"(s[0] + 1, ({body.replace('more', more)}).astype(s[1].dtype))"
     return f"lax.while_loop(lambda s: {test.replace('end', end)}, lambda s: {step}, (0, {x}))"
+
+
+@operation
+def written_out(d: Draw) -> str:
+    """A loop of Python's, over rows of a table and places in an argument."""
+    x = d.value("f", rank=(1, 2))
+    count = d.pick("count", [4, 5, 3])
+    size = x.shape[-1]
+    table = f"np.linspace(-1, 1, {count * size}).reshape({count}, {size})"
+    first, second, third = (_body(d, *names) for names in (("x", "t"), ("t", "x"), ("x", "u")))
+    made = f"(lambda t, x, u: ({first}) * jnp.sin({second}) + jnp.cos({third}))"
+    table = d.pick("dtype", [f"{table}.astype({x}.dtype)", table])
+    calls = f"{made}(t, {x}, jnp.tanh({x}) * t) for t in {table}"
+    how = d.pick("how", ["sum", "stack", "backwards", "steps", "whole and half"])
+    if how == "stack":
+        return f"jnp.stack([{calls}], {d.axis(x)})"
+    if how == "backwards":
+        return f"sum([{calls}][::-1]) + {d.like(x)}"
+    if how == "steps":
+        return f"jnp.stack(list(itertools.accumulate({calls})))"
+    if how == "whole and half":
+        return f"(lambda f: (sum(f), jnp.stack(f[::2])))([{calls}])"
+    return f"sum({calls})"
+
+
+@operation
+def side_by_side(d: Draw) -> str:
+    """Components of nodes in one axis, put there in steps or made of several."""
+    count, step = d.pick("count", [5, 6, 2]), d.pick("step", [2, 3])
+    x = d.like(d.value("f"), shape=(count,))
+    y = d.like(x)
+    how = d.pick("how", ["set", "add", "stack", "again"])
+    whole = f"jnp.zeros((2, {count * step}), {x}.dtype)"
+    made = f"{whole}.at[0, 1::{step}].set({x})"
+    if how == "add":
+        made = f"({whole} + 1).at[1, ::{step}].add({y})"
+    elif how == "stack":
+        parts = f"[{x}, {y}, {x} * {y}][:{step}]"
+        made = f"jnp.stack([jnp.stack({parts}, -1).ravel(), jnp.stack({parts}[::-1], -1).ravel()])"
+    elif how == "again":
+        made = f"{made}.at[1, {step - 1}::{step}].set({y}).at[0, 1::{step}].multiply({y})"
+    used = d.pick(
+        "used", ["{0}", "{0} @ {0}.T", "{0}.T @ {0}", "{0}[:, 1:4]", "{0}.T.reshape(-1, 2, 2)"]
+    )
+    used = (
+        d.pick("function", [used, f"jnp.sin({used})"]) if "reshape" not in used else "{0}[1, ::{1}]"
+    )
+    return f"(lambda b: {used.format('b', step)})({made})"
 
 
 @operation
