@@ -454,3 +454,17 @@ def test_arrays_of_numpy_under_a_trace() -> None:
     for function in (gradient, tangent, lambda: jm.fuse(jnp.max)(x)):
         jax.make_jaxpr(function)()
     np.testing.assert_allclose(jax.jit(gradient)(), np.full((3, 4), 2.0), rtol=1e-6)
+
+
+def test_what_is_known_in_a_loop_that_is_differentiated() -> None:
+    """A loop over zeros that a function has put, in the derivative of a function with rules."""
+
+    def function(a: Any, x: Any) -> Any:
+        zeros = jnp.zeros((2, 12)).at[0, 1::3].set(a).at[1, 2::3].set(a)[1, ::3]
+        return jax.lax.scan(lambda c, x: (jnp.abs(c) * jnp.cos(x), c), x, zeros, reverse=True)
+
+    rng = np.random.default_rng(0)
+    a, x = rng.uniform(-1, 1, (2, 4)), rng.uniform(-1, 1, 2)
+    found, wanted = (jax.vjp(f(function), a, x) for f in (jm.fuse, jax.vmap))
+    for one, other in zip(found[1](found[0]), wanted[1](wanted[0]), strict=True):
+        np.testing.assert_allclose(one, other, 1e-6)

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -209,8 +209,12 @@ class Tiles(ABC):
         if not isinstance(read, Tile):
             return np.asarray(read)
         program = self.builder.build([Output(read.value, ())]).program
+        # Numbers as arrays: of those of NumPy JAX makes values that it traces, in a derivative.
+        known = [x.constant.array for x in program.inputs if x.constant is not None]
+        inputs = tuple(replace(x, constant=None) for x in program.inputs)
         with jax.ensure_compile_time_eval():
-            (array,) = reference.evaluate(program)
+            arrays = map(jax.device_put, known)
+            (array,) = reference.evaluate(replace(program, inputs=inputs), *arrays)
             return np.asarray(array).astype(dtype)
 
     def relabel(self, read: Read, labels: str, output: str, tile: Sequence[int]) -> Read:
