@@ -1052,54 +1052,6 @@ def while_loop(d: Draw) -> str:
 
 
 @operation
-def written_out(d: Draw) -> str:
-    """A loop of Python's, over rows of a table and places in an argument."""
-    x = d.value("f", rank=(1, 2))
-    count = d.pick("count", [4, 5, 3])
-    size = x.shape[-1]
-    table = f"np.linspace(-1, 1, {count * size}).reshape({count}, {size})"
-    first, second, third = (_body(d, *names) for names in (("x", "t"), ("t", "x"), ("x", "u")))
-    made = f"(lambda t, x, u: ({first}) * jnp.sin({second}) + jnp.cos({third}))"
-    table = d.pick("dtype", [f"{table}.astype({x}.dtype)", table])
-    calls = f"{made}(t, {x}, jnp.tanh({x}) * t) for t in {table}"
-    how = d.pick("how", ["sum", "stack", "backwards", "steps", "whole and half"])
-    if how == "stack":
-        return f"jnp.stack([{calls}], {d.axis(x)})"
-    if how == "backwards":
-        return f"sum([{calls}][::-1]) + {d.like(x)}"
-    if how == "steps":
-        return f"jnp.stack(list(itertools.accumulate({calls})))"
-    if how == "whole and half":
-        return f"(lambda f: (sum(f), jnp.stack(f[::2])))([{calls}])"
-    return f"sum({calls})"
-
-
-@operation
-def side_by_side(d: Draw) -> str:
-    """Components of nodes in one axis, put there in steps or made of several."""
-    count, step = d.pick("count", [5, 6, 2]), d.pick("step", [2, 3])
-    x = d.like(d.value("f"), shape=(count,))
-    y = d.like(x)
-    how = d.pick("how", ["set", "add", "stack", "again"])
-    whole = f"jnp.zeros((2, {count * step}), {x}.dtype)"
-    made = f"{whole}.at[0, 1::{step}].set({x})"
-    if how == "add":
-        made = f"({whole} + 1).at[1, ::{step}].add({y})"
-    elif how == "stack":
-        parts = f"[{x}, {y}, {x} * {y}][:{step}]"
-        made = f"jnp.stack([jnp.stack({parts}, -1).ravel(), jnp.stack({parts}[::-1], -1).ravel()])"
-    elif how == "again":
-        made = f"{made}.at[1, {step - 1}::{step}].set({y}).at[0, 1::{step}].multiply({y})"
-    used = d.pick(
-        "used", ["{0}", "{0} @ {0}.T", "{0}.T @ {0}", "{0}[:, 1:4]", "{0}.T.reshape(-1, 2, 2)"]
-    )
-    used = (
-        d.pick("function", [used, f"jnp.sin({used})"]) if "reshape" not in used else "{0}[1, ::{1}]"
-    )
-    return f"(lambda b: {used.format('b', step)})({made})"
-
-
-@operation
 def lax_map(d: Draw) -> str:
     x = d.value("f", rank=(1, 2))
     batch = _keywords(d, batch_size=["2"])
@@ -1290,6 +1242,57 @@ def callback(d: Draw) -> str:
         f"jax.pure_callback(counted, {struct}, {x}, vmap_method='{method}')",
     ]
     return d.pick("call", calls)
+
+
+# ---- Loops and axes that are written out ---------------------------------------------------------
+
+
+@operation
+def written_out(d: Draw) -> str:
+    """A loop of Python's, over rows of a table and places in an argument."""
+    x = d.value("f", rank=(1, 2))
+    count = d.pick("count", [4, 5, 3])
+    size = x.shape[-1]
+    table = f"np.linspace(-1, 1, {count * size}).reshape({count}, {size})"
+    first, second, third = (_body(d, *names) for names in (("x", "t"), ("t", "x"), ("x", "u")))
+    made = f"(lambda t, x, u: ({first}) * jnp.sin({second}) + jnp.cos({third}))"
+    table = d.pick("dtype", [f"{table}.astype({x}.dtype)", table])
+    calls = f"{made}(t, {x}, jnp.tanh({x}) * t) for t in {table}"
+    how = d.pick("how", ["sum", "stack", "backwards", "steps", "whole and half"])
+    if how == "stack":
+        return f"jnp.stack([{calls}], {d.axis(x)})"
+    if how == "backwards":
+        return f"sum([{calls}][::-1]) + {d.like(x)}"
+    if how == "steps":
+        return f"jnp.stack(list(itertools.accumulate({calls})))"
+    if how == "whole and half":
+        return f"(lambda f: (sum(f), jnp.stack(f[::2])))([{calls}])"
+    return f"sum({calls})"
+
+
+@operation
+def side_by_side(d: Draw) -> str:
+    """Components of nodes in one axis, put there in steps or made of several."""
+    count, step = d.pick("count", [5, 6, 2]), d.pick("step", [2, 3])
+    x = d.like(d.value("f"), shape=(count,))
+    y = d.like(x)
+    how = d.pick("how", ["set", "add", "stack", "again"])
+    whole = f"jnp.zeros((2, {count * step}), {x}.dtype)"
+    made = f"{whole}.at[0, 1::{step}].set({x})"
+    if how == "add":
+        made = f"({whole} + 1).at[1, ::{step}].add({y})"
+    elif how == "stack":
+        parts = f"[{x}, {y}, {x} * {y}][:{step}]"
+        made = f"jnp.stack([jnp.stack({parts}, -1).ravel(), jnp.stack({parts}[::-1], -1).ravel()])"
+    elif how == "again":
+        made = f"{made}.at[1, {step - 1}::{step}].set({y}).at[0, 1::{step}].multiply({y})"
+    used = d.pick(
+        "used", ["{0}", "{0} @ {0}.T", "{0}.T @ {0}", "{0}[:, 1:4]", "{0}.T.reshape(-1, 2, 2)"]
+    )
+    used = (
+        d.pick("function", [used, f"jnp.sin({used})"]) if "reshape" not in used else "{0}[1, ::{1}]"
+    )
+    return f"(lambda b: {used.format('b', step)})({made})"
 
 
 RARE = {"callback", "random_numbers", "linear_algebra", "fourier", "convolution", "bitcast"}
