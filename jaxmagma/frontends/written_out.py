@@ -43,6 +43,8 @@ _MOST_TERMS = 64
 _ADDS = {"add", "add_any"}
 _STACKS = {"stack", "concatenate"}
 _CONTROL = {"cond", "while", "scan"}
+# What is alike but for the places that its parameters name.
+_AT_PLACES = {"slice", "pad"}
 
 
 def rolled(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -285,7 +287,7 @@ class _Terms:
         if any(x is None for x in made) or len({self._kind(x) for x in values}) > 1:
             return None
         numbers = tuple(x[0] for x in made if x is not None)
-        if self._name(numbers[0]) in ("slice", "pad"):
+        if self._name(numbers[0]) in _AT_PLACES:
             parameters = [self.closed.jaxpr.eqns[n].params for n in numbers]
             return numbers if all(x == parameters[0] for x in parameters) else None
         return numbers
@@ -436,7 +438,7 @@ def _may_be_in_a_loop(equation: JaxprEqn) -> bool:
 
 def _kind_of(equation: JaxprEqn) -> Any:
     """What equations have in common that do the same to other operands, or at other places."""
-    if equation.primitive.name in ("slice", "pad"):
+    if equation.primitive.name in _AT_PLACES:
         return equation.primitive, aval(equation.outvars[0]).shape
     return equation.primitive, *((key, _hashable(x)) for key, x in sorted(equation.params.items()))
 

@@ -256,13 +256,14 @@ def scatter(function: str | None) -> Callable[..., Read]:
         if mode == GatherScatterMode.PROMISE_IN_BOUNDS and hits.sum() != count:
             raise Unsupported(f"{name} at places that there are not")
         own = [n for n in range(len(given)) if n not in kept]
-        axes = dict(zip(kept, whole, strict=True))
-        strided = _strided(hits.squeeze(tuple(1 + n for n in whole)), moved, shape)
+        hits = hits.squeeze(tuple(1 + n for n in whole))
+        strided = _strided(hits, moved, shape)
         if strided is not None:
+            axes = dict(zip(kept, whole, strict=True))
             return _put_in_steps(reader, function, x, updates, axes, strided)
         pieces = reader.pieces(x, moved, MOST_PLACES)
         parts = reader.pieces(updates, own).reshape(-1)
-        for n, *at in np.argwhere(hits.squeeze(tuple(1 + n for n in whole))).tolist():
+        for n, *at in np.argwhere(hits).tolist():
             old = pieces[tuple(at)]
             pieces[tuple(at)] = reader.emit(function, old, parts[n]) if function else parts[n]
         unknown = sum(isinstance(reader.known(piece), Tile) for piece in pieces.flat)

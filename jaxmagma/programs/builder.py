@@ -634,15 +634,8 @@ class Builder:
         self, operation: Contract | Map, groups: Sequence[tuple[list[int], list[int]]]
     ) -> Making:
         """Axes of a result become several, and those of its operands as well."""
-        extents = dict(operation.extents)
-        spare = (x for n in range(1000) if (x := chr(0x4E00 + n)) not in extents)
-        parts: dict[str, str] = {}
-        for (axis,), shape in groups:
-            label = operation.output[axis]
-            if len(shape) == 1:
-                continue
-            parts[label] = "".join(next(spare) for _ in shape)
-            extents.update(zip(parts[label], shape, strict=True))
+        shapes = {operation.output[n]: shape for (n,), shape in groups if len(shape) > 1}
+        parts, extents = _apart(shapes, operation.extents)
         terms = []
         for value, labels in operation.terms:
             tile = tuple(extents[y] for x in labels for y in parts.get(x, x))
@@ -775,6 +768,8 @@ class Builder:
         self, terms: Terms, output: str, extents: Mapping[str, int]
     ) -> tuple[list[tuple[int, str]], str, dict[str, int]] | None:
         """Terms, labels of the output and extents, with what was merged as several axes."""
+        if not self._merged:
+            return None
         shapes: dict[str, tuple[int, ...]] = {}
         for value, labels in terms:
             if value in self._merged:
@@ -785,11 +780,7 @@ class Builder:
                         return None
         if not shapes:
             return None
-        spare = (x for n in range(1000) if (x := chr(0x4E00 + n)) not in extents)
-        names = {x: "".join(next(spare) for _ in shape) for x, shape in shapes.items()}
-        sizes = {x: n for x, n in extents.items() if x not in shapes}
-        for label, shape in shapes.items():
-            sizes |= dict(zip(names[label], shape, strict=True))
+        names, sizes = _apart(shapes, extents)
         found = []
         for value, labels in terms:
             own = "".join(names.get(x, x) for x in labels)
@@ -981,6 +972,18 @@ def _integers(x: Any) -> Any:
     if isinstance(x, tuple):
         return tuple([_integers(y) for y in x])
     return int(x) if isinstance(x, np.integer) else x
+
+
+def _apart(
+    shapes: Mapping[str, Sequence[int]], extents: Mapping[str, int]
+) -> tuple[dict[str, str], dict[str, int]]:
+    """Labels that some become which are several, and the extents of these and of all others."""
+    spare = (x for n in range(1000) if (x := chr(0x4E00 + n)) not in extents)
+    names = {x: "".join(next(spare) for _ in shape) for x, shape in shapes.items()}
+    sizes = {x: n for x, n in extents.items() if x not in shapes}
+    for label, shape in shapes.items():
+        sizes |= dict(zip(names[label], shape, strict=True))
+    return names, sizes
 
 
 def _canonical(operation: Operation) -> Any:

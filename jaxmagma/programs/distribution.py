@@ -95,7 +95,7 @@ def with_matrices_apart(program: ElementProgram) -> ElementProgram:
     if not matrices:
         return program
     builder = Builder(program.batch_rank, program.precision, summing=False)
-    whole = _inputs(program, builder)
+    whole = inputs_in(program, builder)
     apart = dict(whole)
     for number, operation in enumerate(program.operations, start=len(program.inputs)):
         if number in matrices:
@@ -110,7 +110,7 @@ def with_matrices_apart(program: ElementProgram) -> ElementProgram:
     return found if found.arguments == program.arguments else program
 
 
-def _inputs(program: ElementProgram, builder: Builder) -> dict[int, int]:
+def inputs_in(program: ElementProgram, builder: Builder) -> dict[int, int]:
     """The numbers that a program's inputs have in another one."""
     return {
         number: builder.input(x) if x.constant is None else builder.constant(x.constant.array)
@@ -251,7 +251,7 @@ class _Distribution:
 
     def program(self) -> ElementProgram:
         builder = self.builder
-        self.numbers = _inputs(self.old, builder)
+        self.numbers = inputs_in(self.old, builder)
         for number, operation in enumerate(self.old.operations, start=len(self.old.inputs)):
             if isinstance(operation, Map):
                 self._of_map(number, operation)

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from jaxmagma.programs.builder import Builder
+from jaxmagma.programs.distribution import inputs_in
 from jaxmagma.programs.labels import letters
 from jaxmagma.programs.program import Contract, ElementProgram, Map, Terms
 
@@ -39,10 +40,7 @@ def with_weights_inside(program: ElementProgram) -> ElementProgram:
     if not found:
         return program
     builder = Builder(program.batch_rank, program.precision, summing=False)
-    numbers: dict[int, int] = {}
-    for number, operand in enumerate(program.inputs):
-        known = operand.constant
-        numbers[number] = builder.input(operand) if known is None else builder.constant(known.array)
+    numbers = inputs_in(program, builder)
     for number, operation in enumerate(program.operations, start=len(program.inputs)):
         if number not in found or not isinstance(operation, Contract):
             numbers[number] = builder.copy(operation, numbers)
@@ -109,8 +107,7 @@ class _Sums:
 
     def __init__(self, program: ElementProgram) -> None:
         self.program = program
-        every = enumerate(program.operations, start=len(program.inputs))
-        self._operations = dict(every)
+        self._operations = dict(enumerate(program.operations, start=len(program.inputs)))
         self._uses = Counter(x for y in program.operations for x in y.operands)
         self._uses.update(x.value for x in program.outputs)
         self.products: dict[int, list[_Product]] = {}

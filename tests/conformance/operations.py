@@ -1286,12 +1286,8 @@ def side_by_side(d: Draw) -> str:
         made = f"jnp.stack([jnp.stack({parts}, -1).ravel(), jnp.stack({parts}[::-1], -1).ravel()])"
     elif how == "again":
         made = f"{made}.at[1, {step - 1}::{step}].set({y}).at[0, 1::{step}].multiply({y})"
-    used = d.pick(
-        "used", ["{0}", "{0} @ {0}.T", "{0}.T @ {0}", "{0}[:, 1:4]", "{0}.T.reshape(-1, 2, 2)"]
-    )
-    used = (
-        d.pick("function", [used, f"jnp.sin({used})"]) if "reshape" not in used else "{0}[1, ::{1}]"
-    )
+    uses = ["{0}", "{0} @ {0}.T", "{0}.T @ {0}", "{0}[:, 1:4]", "{0}[1, ::{1}]"]
+    used = d.pick("function", ["{0}", "jnp.sin({0})"]).format(d.pick("used", uses))
     return f"(lambda b: {used.format('b', step)})({made})"
 
 
