@@ -40,6 +40,10 @@ def every() -> Iterator[Program]:
     yield _program("condensation/n12", condensed, ((12, 12), (12,)), 42, 4600)
     yield _program("return-mapping/n7", returned, ((6,), (6,)), 7, 3 * 800)
     yield _program("sigma-points/n9", through_sigma_points, ((9,), (9, 9)), 12, 2300)
+    yield _program("converged/n7", converged, ((6,), (6,)), 8, 4 * 800)
+    yield _program("square-root/n3", square_root, ((3, 3),), 9, 5 * 130)
+    yield _program("orbits/n18", orbits, ((3, 3), (3, 3)), 18 + 200, 200 * 2 * 150)
+    yield _program("oscillators/n6", oscillators, ((6,),), 6, 200 * 4 * 180)
 
 
 def _program(
@@ -210,8 +214,8 @@ def condensed(K: Array, f: Array) -> tuple[Array, Array]:
     return K[:6, :6] - K[:6, 6:] @ within, f[:6] - f[6:] @ within
 
 
-def returned(strain: Array, stress: Array) -> Array:
-    """Three steps of Newton's method towards a stress and a multiplier, by a material's law."""
+def _residual(strain: Array, stress: Array) -> Function:
+    """Of a stress and a multiplier, by a material's law."""
     C = 0.2 * np.eye(6) + 0.1
 
     def residual(x: Array) -> Array:
@@ -219,10 +223,79 @@ def returned(strain: Array, stress: Array) -> Array:
         size = jnp.sqrt(part @ part + 1)
         return jnp.append(x[:6] - stress - C @ (strain - x[6] * part / size), size - 0.5 - x[6])
 
-    x = jnp.append(stress, 0.0)
+    return residual
+
+
+def returned(strain: Array, stress: Array) -> Array:
+    """Three steps of Newton's method towards a stress and a multiplier."""
+    residual, x = _residual(strain, stress), jnp.append(stress, 0.0)
     for _ in range(3):
         x = x - jnp.linalg.solve(jax.jacfwd(residual)(x), residual(x))
     return x
+
+
+def converged(strain: Array, stress: Array) -> tuple[Array, Array]:
+    """The same until the residual is small, and after how many steps; counted as four."""
+    residual, x = _residual(strain, stress), jnp.append(stress, 0.0)
+
+    def step(state: tuple[Array, Array, int]) -> tuple[Array, Array, int]:
+        x, rest, count = state
+        x = x - jnp.linalg.solve(jax.jacfwd(residual)(x), rest)
+        return x, residual(x), count + 1
+
+    def goes_on(state: tuple[Array, Array, int]) -> Array:
+        return (jnp.linalg.norm(state[1]) > 1e-10) & (state[2] < 20)
+
+    x, _, count = jax.lax.while_loop(goes_on, step, (x, residual(x), 0))
+    return x, jnp.asarray(count, x.dtype)
+
+
+def square_root(A: Array) -> Array:
+    """Of a matrix with positive eigenvalues, by the iteration of Denman and Beavers (1976)."""
+    A = A @ A.T + np.eye(3)
+
+    def step(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        y, z = state
+        return (y + jnp.linalg.inv(z)) / 2, (z + jnp.linalg.inv(y)) / 2
+
+    def goes_on(state: tuple[Array, Array]) -> Array:
+        return jnp.max(jnp.abs(state[0] @ state[0] - A)) > 1e-9
+
+    return jax.lax.while_loop(goes_on, step, (A, jnp.eye(3, dtype=A.dtype)))[0]
+
+
+def orbits(q: Array, v: Array) -> tuple[Array, Array, Array]:
+    """Two hundred steps of three bodies, and the energy of motion at each."""
+    masses = np.array([1.0, 0.5, 0.25])
+
+    def pull(q: Array) -> Array:
+        d = q[None] - q[:, None]
+        r = jnp.sqrt(jnp.sum(d * d, -1) + 0.1)
+        return jnp.einsum("j,ijk->ik", masses, d / (r * r * r)[..., None])
+
+    def step(state: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], Array]:
+        q, v = state
+        v = v + 0.005 * pull(q)
+        q = q + 0.01 * v
+        v = v + 0.005 * pull(q)
+        return (q, v), jnp.sum(masses * jnp.sum(v * v, -1)) / 2
+
+    (q, v), energies = jax.lax.scan(step, (q, v), None, length=200)
+    return q, v, energies
+
+
+def oscillators(x: Array) -> Array:
+    """Two hundred steps of a nonlinear system, by the method of Runge and Kutta."""
+    A = _table(6, 6)
+
+    def step(_: int, x: Array) -> Array:
+        a = jnp.tanh(A @ x)
+        b = jnp.tanh(A @ (x + 0.01 * a))
+        c = jnp.tanh(A @ (x + 0.01 * b))
+        d = jnp.tanh(A @ (x + 0.02 * c))
+        return x + 0.02 / 6 * (a + 2 * b + 2 * c + d)
+
+    return jax.lax.fori_loop(0, 200, step, x)
 
 
 def through_sigma_points(mean: Array, root: Array) -> tuple[Array, Array]:

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -86,3 +86,25 @@ def of_small_matrices(
     inverse = jax.jit(asking(getattr(jnp.linalg.inv, "__wrapped__", jnp.linalg.inv), inv))
     for module in (numpy_linalg, jnp.linalg):
         module.inv = inverse  # type: ignore[attr-defined]
+
+
+def common_variance(arguments: Sequence[Any]) -> list[Any]:
+    """Under ``shard_map``, casts all arguments to vary over the same mesh axes.
+
+    A primitive with operands of mixed variance would hand a replicated operand (a basis, say) a
+    cotangent that still differs from device to device; the transpose of this cast is the sum that
+    it needs.
+    """
+    axes = [varying(x) for x in arguments]
+    union = frozenset().union(*axes)
+    return [
+        jax.lax.pcast(x, tuple(sorted(union - own)), to="varying") if union - own else x
+        for x, own in zip(arguments, axes, strict=True)
+    ]
+
+
+def varying(x: Any) -> frozenset[str]:
+    """The mesh axes along which an array differs from device to device, under ``shard_map``."""
+    # `.mat` is where every supported release keeps it.
+    kind = getattr(jax.typeof(x), "mat", None)
+    return frozenset(getattr(kind, "varying", ()) or ())

@@ -117,7 +117,7 @@ def ends_apart(load: Any) -> Any:
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (endless, "a loop of more than 64 steps"),
+        (endless, "a loop of more than"),
         (until_small, "a loop that ends by values of an element"),
         (differs_at_first, "a loop that ends by values of an element"),
         (ends_apart, "a loop that ends by values of an element"),

@@ -46,27 +46,29 @@ def results(equation: JaxprEqn, operands: Kinds) -> list[Kind]:
         branches = [_followed(x, operands[1:]) for x in equation.params["branches"]]
         return [max(operands[0], *kinds) for kinds in zip(*branches, strict=True)]
     if name == "scan":
-        body = _into_body(equation, operands)
+        body = into_steps(equation, operands)
         consts, carry = scan_counts(equation.params) or (0, 0)
         made = _followed(equation.params["jaxpr"], body)
         return [*body[consts : consts + carry], *made[carry:]]
     if name == "while" and {"cond_nconsts", "body_nconsts"} <= equation.params.keys():
-        return _of_while(equation, operands)
+        goes_on, carried = of_loop(equation, operands)
+        # All of it differs if it ends sooner for one element than for another.
+        return [Kind.MAPPED if goes_on == Kind.MAPPED else x for x in carried]
     if name in ("while", "element_program"):
         largest = min(largest, Kind.UNSURE)
     return [largest] * len(equation.outvars)
 
 
-def _of_while(equation: JaxprEqn, operands: Kinds) -> list[Kind]:
-    """What is left of a loop: all of it differs if it ends sooner for one element than another."""
+def of_loop(equation: JaxprEqn, operands: Kinds) -> tuple[Kind, list[Kind]]:
+    """Whether a ``while`` loop goes on, and what it carries from step to step."""
     ends, steps = (equation.params[x] for x in ("cond_nconsts", "body_nconsts"))
     body, count = equation.params["body_jaxpr"], len(equation.outvars)
     carried = _carried(body, operands[ends:], steps, count)[steps:]
     (goes_on,) = _followed(equation.params["cond_jaxpr"], [*operands[:ends], *carried])
-    return [Kind.MAPPED if goes_on == Kind.MAPPED else kind for kind in carried]
+    return goes_on, carried
 
 
-def _into_body(equation: JaxprEqn, operands: Kinds) -> list[Kind]:
+def into_steps(equation: JaxprEqn, operands: Kinds) -> list[Kind]:
     """What goes into the steps of a scan."""
     consts, carry = scan_counts(equation.params) or (0, 0)
     return _carried(equation.params["jaxpr"], operands, consts, carry)
@@ -116,7 +118,7 @@ def selected(equation: JaxprEqn, operands: Kinds) -> ClosedJaxpr | None:
     if name == "cond" and operands[0] == Kind.MAPPED:
         return _traced(_selection, equation)
     if name == "scan" and scan_counts(parameters) is not None:
-        body = _rewritten(parameters["jaxpr"], _into_body(equation, operands))
+        body = _rewritten(parameters["jaxpr"], into_steps(equation, operands))
         if body is not None:
             return _traced(lambda equation, *xs: _bound(equation, xs, {"jaxpr": body}), equation)
     if name == "cond":
@@ -130,11 +132,11 @@ def selected(equation: JaxprEqn, operands: Kinds) -> ClosedJaxpr | None:
 
 def _traced(function: Any, equation: JaxprEqn) -> ClosedJaxpr:
     return jax.make_jaxpr(lambda *xs: function(equation, *xs))(
-        *map(_struct, map(aval, equation.invars))
+        *map(struct, map(aval, equation.invars))
     )
 
 
-def _struct(own: Any) -> jax.ShapeDtypeStruct:
+def struct(own: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(own.shape, own.dtype, weak_type=own.weak_type)
 
 
@@ -178,4 +180,4 @@ def _rewritten(closed: ClosedJaxpr, arguments: Kinds) -> ClosedJaxpr | None:
             return applied(equation, operands)
         return interpreted(new, operands, applied)
 
-    return jax.make_jaxpr(lambda *xs: interpreted(closed, xs, rule))(*map(_struct, closed.in_avals))
+    return jax.make_jaxpr(lambda *xs: interpreted(closed, xs, rule))(*map(struct, closed.in_avals))

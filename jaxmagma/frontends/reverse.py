@@ -10,7 +10,7 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxmagma.primitives import partition
+from jaxmagma import internals
 
 
 Transpose = Callable[[Sequence[jax.Array], Sequence[jax.Array]], list[jax.Array]]
@@ -27,7 +27,7 @@ def transposed_only(
     Those are of the ``tangents``.  It holds no traced array but its arguments.
     """
     counts = len(primals), len(tangents)
-    operands = partition.common_variance([*primals, *tangents, *results])
+    operands = internals.common_variance([*primals, *tangents, *results])
     return list(transposed_only_p.bind(*operands, transpose=transpose, counts=counts))
 
 

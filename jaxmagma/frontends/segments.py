@@ -20,6 +20,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.extend.core.primitives import convert_element_type_p
 
+from jaxmagma.frontends import iterations
 from jaxmagma.frontends.conditions import Kind
 from jaxmagma.frontends.derivatives import with_rules
 from jaxmagma.frontends.index import Gathered
@@ -30,6 +31,7 @@ from jaxmagma.frontends.loops import (
     are_loops_around_compared_products,
 )
 from jaxmagma.frontends.written_out import rolled
+from jaxmagma.internals import varying
 from jaxmagma.jaxpr import (
     Reader,
     Tile,
@@ -468,6 +470,13 @@ def _applied(line: Line, operands: Sequence[Any]) -> list[jax.Array]:
     inner = inner_jaxpr(equation)
     if inner is not None and not equation.effects:
         return _with_own_rule(line, operands, inner)
+    repeated = iterations.steps(equation, operands, line.kinds)
+    if repeated is not None and is_pure(equation):
+        step, kinds, loop = repeated
+        # Under `shard_map`, the jaxpr of a step does not say what differs from device to device.
+        differs = any(map(varying, operands))
+        if differs or not are_loops(inlined(step, kinds), jax.default_backend()):
+            return loop(run)
     return applied(equation, operands)
 
 

@@ -26,6 +26,7 @@ from jaxmagma.jaxpr.reader import Reader
 from jaxmagma.jaxpr.rules import RULES
 from jaxmagma.jaxpr.scalars import pointwise_rule
 from jaxmagma.jaxpr.tiles import Tile
+from jaxmagma.jaxpr.work import steps_at_once
 
 
 __all__ = [
@@ -49,4 +50,5 @@ __all__ = [
     "plainly",
     "pointwise_rule",
     "scan_counts",
+    "steps_at_once",
 ]

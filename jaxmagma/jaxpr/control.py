@@ -12,12 +12,9 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from jaxmagma.jaxpr.at_once import at_once
 from jaxmagma.jaxpr.equations import Unsupported, aval
 from jaxmagma.jaxpr.tiles import Read, Tile, Tiles
+from jaxmagma.jaxpr.work import steps_at_once
 from jaxmagma.programs.labels import letters
 from jaxmagma.programs.program import Contract, ElementProgram, Map, Place, View
-
-
-# A loop of more steps than this stays one.
-_MOST_STEPS = 64
 
 
 def scan_counts(parameters: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -41,7 +38,7 @@ def scan(reader: Tiles, equation: JaxprEqn, *operands: Read) -> list[Read]:
         made_at_once = at_once(reader, equation, operands, consts, carry)
         if made_at_once is not None:
             return made_at_once
-    if p["length"] > _MOST_STEPS:
+    if p["length"] > steps_at_once(p["jaxpr"]):
         raise Unsupported(f"a loop of {p['length']} steps")
     state = list(operands[consts : consts + carry])
     steps = range(p["length"])
@@ -62,9 +59,10 @@ def while_loop(reader: Tiles, equation: JaxprEqn, *operands: Read) -> list[Read]
     p = equation.params
     ends, steps = p["cond_nconsts"], p["body_nconsts"]
     consts, state = operands[ends : ends + steps], list(operands[ends + steps :])
-    count = _counted(reader, p["cond_jaxpr"], p["body_jaxpr"], operands[:ends], consts, state)
-    if count > _MOST_STEPS:
-        raise Unsupported(f"a loop of more than {_MOST_STEPS} steps")
+    most = steps_at_once(p["body_jaxpr"])
+    count = _counted(reader, p["cond_jaxpr"], p["body_jaxpr"], operands[:ends], consts, state, most)
+    if count > most:
+        raise Unsupported(f"a loop of more than {most} steps")
     for _ in range(count):
         state = reader.jaxpr(p["body_jaxpr"], [*consts, *state])
     return state
@@ -77,8 +75,9 @@ def _counted(
     ends: Sequence[Read],
     consts: Sequence[Read],
     state: Sequence[Read],
+    most: int,
 ) -> int:
-    """The steps of a loop that ends by what is known, or one more than are read."""
+    """The steps of a loop that ends by what is known, or one more than ``most``."""
     _, needed = dce_jaxpr(cond.jaxpr, [True])
     counts = needed[len(ends) :]  # what is carried that the end depends on
     while True:
@@ -88,7 +87,7 @@ def _counted(
             break
         counts = before
     left = list(state)
-    for number in range(_MOST_STEPS + 1):
+    for number in range(most + 1):
         (goes_on,) = reader.jaxpr(cond, [*ends, *left])
         if isinstance(goes_on, Tile):
             raise Unsupported("a loop that ends by values of an element")
@@ -97,7 +96,7 @@ def _counted(
         operands = list(itertools.compress([*consts, *left], used))
         made = iter(reader.jaxpr(ClosedJaxpr(step, body.consts), operands))
         left = [next(made) if x else y for x, y in zip(counts, left, strict=True)]
-    return _MOST_STEPS + 1
+    return most + 1
 
 
 def cond(reader: Tiles, equation: JaxprEqn, which: Read, *operands: Read) -> list[Read]:

@@ -16,6 +16,8 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, jaxpr_as_fun
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from jaxmagma.internals import common_variance, varying
+
 
 class Unsupported(Exception):
     """Why an equation is no operation of a program."""
@@ -128,7 +130,9 @@ def applied(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
         # Of an array that has no tangent, its derivative by what is around that fails.
         return [jnp.broadcast_to(operands[1], aval(equation.outvars[0]).shape)]
     parameters = equation.params
-    if any(map(_has_jaxprs, parameters.values())):
+    if not any(map(_has_jaxprs, parameters.values())):
+        operands = common_variance(operands)
+    else:
         mesh = next((x for x in map(_explicit_mesh, operands) if x is not None), None)
         if mesh is not None:
             parameters = {key: _on_mesh(value, mesh) for key, value in parameters.items()}
@@ -140,7 +144,7 @@ def applied(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
 
 def plainly(closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
     """The results of a jaxpr, by plain JAX."""
-    if any(_explicit_mesh(x) is not None for x in operands):
+    if any(varying(x) or _explicit_mesh(x) is not None for x in operands):
         return interpreted(closed, operands, applied)
     return list(jaxpr_as_fun(closed)(*operands))
 

@@ -167,24 +167,3 @@ def _lower_sum(ctx: mlir.LoweringRuleContext, x: Any, *, names: tuple[str, ...])
 
 
 mlir.register_lowering(_sum_p, _lower_sum)
-
-
-def common_variance(arguments: Sequence[jax.Array]) -> list[jax.Array]:
-    """Under ``shard_map``, casts all arguments to vary over the same mesh axes.
-
-    A primitive with operands of mixed variance would hand a replicated operand (a basis, say) a
-    cotangent that still differs from device to device; the transpose of this cast is the sum that
-    it needs.
-    """
-    varying = [_varying(x) for x in arguments]
-    union = frozenset().union(*varying)
-    return [
-        jax.lax.pcast(x, tuple(sorted(union - own)), to="varying") if union - own else x
-        for x, own in zip(arguments, varying, strict=True)
-    ]
-
-
-def _varying(x: Any) -> frozenset[str]:
-    # `.mat` is where every supported release keeps it.
-    kind = getattr(jax.typeof(x), "mat", None)
-    return frozenset(getattr(kind, "varying", ()) or ())

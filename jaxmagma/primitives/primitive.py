@@ -36,7 +36,7 @@ from jaxmagma.programs.spelling import spell_batched, spelling_of
 
 def apply(program: ElementProgram, *arguments: jax.Array) -> list[jax.Array]:
     """The outputs of ``program`` for arrays with the shapes of its arguments."""
-    return program_p.bind(*partition.common_variance(arguments), program=program)
+    return program_p.bind(*internals.common_variance(arguments), program=program)
 
 
 def assemble(
@@ -229,7 +229,7 @@ def _assemble(
     values: jax.Array, index: jax.Array, tables: Sequence[jax.Array], axes: int, size: int
 ) -> jax.Array:
     """The same of values with one axis for all elements: ``(*batch, index.size, ...)``."""
-    operands = partition.common_variance([values, index, *tables])
+    operands = internals.common_variance([values, index, *tables])
     avals = tuple(jax.typeof(x) for x in operands)
     programs = _programs(axes, size, avals, jax.sharding.get_abstract_mesh())
     return assemble_p.bind(*operands, programs=programs, axes=axes, size=size)

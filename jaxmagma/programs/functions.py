@@ -141,6 +141,12 @@ COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 # What decides between values, and what follows the decision.
 TRUTHS = COMPARISONS | {"and", "or", "xor", "not"}
 CHOICES = TRUTHS | {"select"}
+# Those that take tens of operations for each value.
+LONG = frozenset(
+    {"acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "erf"}
+    | {"erfc", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rem", "sin", "sinh"}
+    | {"tan", "tanh"}
+)
 # Where XLA compiles a function for a CPU, it calls a library for each value of these.
 VALUE_BY_VALUE = frozenset(
     {"acos", "acosh", "asin", "asinh", "atan2", "atanh", "cbrt", "cos", "erf", "log1p"}

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from jaxmagma.lowering.cpu.places import Location, Locations, flat_stride
 from jaxmagma.plans.plan import Plan, Pointwise
+from jaxmagma.programs.functions import LONG
 
 
 SLOT, SCRATCH = range(2)
@@ -30,8 +31,6 @@ FUNCTION_NAMES = (
     "round_to_float32 round_to_bfloat16 round_to_float16"
 ).split()
 NUMBERS = {name: n for n, name in enumerate(FUNCTION_NAMES)}
-# Those that take so long that it is worth asking first whether any lane needs one.
-_LONG = frozenset(FUNCTION_NAMES[FUNCTION_NAMES.index("cbrt") : FUNCTION_NAMES.index("atan2") + 1])
 
 
 # ---- Which steps make one expression -------------------------------------------------------------
@@ -44,18 +43,22 @@ def units(plan: Plan, locations: Locations) -> tuple[list[list[int]], list[int]]
     """
     found: list[list[int]] = []
     shapes: list[tuple[int, ...] | None] = []
+    last: dict[tuple[int, ...], int] = {}  # the last unit of a shape
     position = [-1] * len(plan.tiles)
+    sums = {
+        x: step
+        for number, step in plan.numbered_steps()
+        if number in locations.done
+        for x in step.operands
+        if x in locations.accumulates
+    }
     for number, step in plan.numbered_steps():
         if not plan.tiles[number].batched:
             continue
         after = max(position[x] for x in step.operands)
         if number in locations.accumulates:
             # What it is added to must be there before.
-            (add,) = [
-                n for n, s in plan.numbered_steps() if n in locations.done and number in s.operands
-            ]
-            others = plan.steps[add - locations.first].operands
-            after = max(after, *(position[x] for x in others))
+            after = max(after, *(position[x] for x in sums[number].operands))
         if number in locations.done:
             position[number] = after
             continue
@@ -74,15 +77,17 @@ def units(plan: Plan, locations: Locations) -> tuple[list[list[int]], list[int]]
                     together[unit] = together.get(unit, 0) + 1
                 else:
                     ready = max(ready, unit + 1)
-            fitting = [n for n in range(ready, len(found)) if shapes[n] == step.shape]
-            if fitting:
-                unit = max(fitting, key=lambda n: (together.get(n, 0), n))
+            if last.get(step.shape, -1) >= ready:
+                later = [x for x in together.items() if x[0] >= ready]
+                unit = max(later, key=lambda x: x[::-1], default=(last[step.shape], 0))[0]
                 found[unit].append(number)
                 position[number] = unit
                 continue
         position[number] = len(found)
         found.append([number])
         shapes.append(step.shape if isinstance(step, Pointwise) else None)
+        if isinstance(step, Pointwise):
+            last[step.shape] = position[number]
     return found, position
 
 
@@ -207,7 +212,8 @@ def _where_needed(made: Mapping[int, Micro], kept: Set[int]) -> list[Micro]:
                 if reads[x] < uses[x]:
                     continue
                 seen.add(x)
-                if made[x].function in _LONG and made[x].needed is None:
+                # It takes so long that it is worth asking first whether any lane needs it.
+                if made[x].function in LONG and made[x].needed is None:
                     made[x].needed = which, bool(taken)
                 reads.update(made[x].operands)
                 left += dict.fromkeys(made[x].operands)

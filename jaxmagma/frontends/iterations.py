@@ -1,0 +1,185 @@
+"""Loops that stay loops, with programs in their steps.
+
+``vmap`` goes on with a loop until it ends for all elements, and keeps what those have for which it
+has ended. So does the one step of a loop that ends by values of an element, in one program: what
+plain JAX would select goes through memory once more.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, JaxprEqn
+
+from jaxmagma.frontends import conditions
+from jaxmagma.frontends.conditions import Kind, Kinds
+from jaxmagma.internals import common_variance
+from jaxmagma.jaxpr import (
+    POINTWISE,
+    RULES,
+    aval,
+    inner_jaxpr,
+    nested,
+    plainly,
+    scan_counts,
+    steps_at_once,
+)
+
+
+# The results of a jaxpr of an element, of operands of some kinds.
+Run = Callable[[ClosedJaxpr, Sequence[Any], Kinds], list[jax.Array]]
+# The results of a loop, given who runs a jaxpr.
+Loop = Callable[[Run], list[jax.Array]]
+
+# What is read, and the numbers of places, which are known.
+_OPERATIONS = {*POINTWISE, *RULES, "iota"}
+
+
+def steps(
+    equation: JaxprEqn, operands: Sequence[Any], kinds: Kinds
+) -> tuple[ClosedJaxpr, Kinds, Loop] | None:
+    """One step of a loop, the kinds of what goes into it, and the loop; None if it is none."""
+    name, parameters = equation.primitive.name, equation.params
+    operands = common_variance(operands)
+    if name == "scan" and scan_counts(parameters) is not None:
+        return _scan(equation, operands, kinds)
+    if name == "while" and {"cond_nconsts", "body_nconsts"} <= parameters.keys():
+        return _while_loop(equation, operands, kinds)
+    return None
+
+
+def _scan(
+    equation: JaxprEqn, operands: Sequence[Any], kinds: Kinds
+) -> tuple[ClosedJaxpr, Kinds, Loop]:
+    parameters = equation.params
+    body, length, reverse = (parameters[x] for x in ("jaxpr", "length", "reverse"))
+    counts = scan_counts(parameters) or (0, 0)
+    carry = counts[1]
+    inside = conditions.into_steps(equation, kinds)
+    given, first, scanned = _parted(operands, *counts)
+    structs = _parted([conditions.struct(aval(x)) for x in equation.invars], *counts)
+    most = _steps_of_program(body)
+    together = -(-length // -(-length // most))
+
+    def few(run: Run, count: int, state: Sequence[Any], slices: Sequence[Any]) -> tuple[Any, Any]:
+        """Some steps in one program."""
+
+        def steps(*operands: Any) -> list[Any]:
+            given, state, slices = _parted(operands, *counts)
+            made: list[Any] = [()] * count
+            for n in reversed(range(count)) if reverse else range(count):
+                results = plainly(body, [*given, *state, *(x[n] for x in slices)])
+                state, made[n] = results[:carry], results[carry:]
+            return [*state, *map(jnp.stack, zip(*made, strict=True))]
+
+        of_few = [
+            jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype, weak_type=x.weak_type)
+            for x in structs[2]
+        ]
+        closed = jax.make_jaxpr(steps)(*structs[0], *structs[1], *of_few)
+        made = _alike(run(closed, [*given, *state, *slices], inside), state)
+        return made[:carry], made[carry:]
+
+    def loop(run: Run) -> list[jax.Array]:
+        times, rest = divmod(length, together)
+        many = slice(rest, None) if reverse else slice(length - rest)
+        last = slice(rest) if reverse else slice(length - rest, None)
+        state, stacked = jax.lax.scan(
+            lambda *x: few(run, together, *x),
+            list(first),
+            [x[many].reshape(times, together, *x.shape[1:]) for x in scanned],
+            times,
+            reverse,
+        )
+        stacked = [x.reshape(times * together, *x.shape[2:]) for x in stacked]
+        if rest:
+            state, more = few(run, rest, state, [x[last] for x in scanned])
+            pairs = zip(*((more, stacked) if reverse else (stacked, more)), strict=True)
+            stacked = [jnp.concatenate(x) for x in pairs]
+        return [*state, *stacked]
+
+    return body, inside, loop
+
+
+def _while_loop(
+    equation: JaxprEqn, operands: Sequence[Any], kinds: Kinds
+) -> tuple[ClosedJaxpr, Kinds, Loop]:
+    goes_on, carried = conditions.of_loop(equation, kinds)
+    if goes_on == Kind.MAPPED:
+        return _ending_apart(equation, operands, kinds)
+    ends, body, counts = _parts(equation)
+    of_end, of_body, first = _parted(operands, *counts)
+    inside = [*_parted(kinds, *counts)[1], *carried]
+
+    def loop(run: Run) -> list[jax.Array]:
+        return jax.lax.while_loop(
+            lambda state: plainly(ends, [*of_end, *state])[0],
+            lambda state: _alike(run(body, [*of_body, *state], inside), state),
+            list(first),
+        )
+
+    return body, inside, loop
+
+
+def _ending_apart(
+    equation: JaxprEqn, operands: Sequence[Any], kinds: Kinds
+) -> tuple[ClosedJaxpr, Kinds, Loop]:
+    """A loop that ends sooner for one element than for another."""
+    ends, body, counts = _parts(equation)
+    of_end, of_body, first = _parted(operands, *counts)
+
+    def step(*operands: Any) -> list[Any]:
+        """Whether an element goes on, and what it carries."""
+        of_end, of_body, (runs, *state) = _parted(operands, *counts)
+        made = plainly(body, [*of_body, *state])
+        left = [jax.lax.select(runs, *x) for x in zip(made, state, strict=True)]
+        return [*plainly(ends, [*of_end, *left]), *left]
+
+    structs = [conditions.struct(aval(x)) for x in equation.invars]
+    structs.insert(sum(counts), jax.ShapeDtypeStruct((), bool))
+    closed = jax.make_jaxpr(step)(*structs)
+    carried = [Kind.MAPPED] * len(first)
+    inside = [*kinds[: sum(counts)], Kind.MAPPED, *carried]
+
+    def loop(run: Run) -> list[jax.Array]:
+        (runs,) = run(ends, [*of_end, *first], [*kinds[: counts[0]], *carried])
+        return jax.lax.while_loop(
+            lambda state: _of_any(state[0]),
+            lambda state: _alike(run(closed, [*of_end, *of_body, *state], inside), state),
+            _alike([runs, *first], first),
+        )[1:]
+
+    return closed, inside, loop
+
+
+def _parts(equation: JaxprEqn) -> tuple[ClosedJaxpr, ClosedJaxpr, tuple[int, int]]:
+    """The end and a step of a loop, and how many operands are constants of either."""
+    p = equation.params
+    return p["cond_jaxpr"], p["body_jaxpr"], (p["cond_nconsts"], p["body_nconsts"])
+
+
+def _steps_of_program(body: ClosedJaxpr) -> int:
+    """How many steps are in one program; one, if what it cannot do is between its parts."""
+    names = {x.primitive.name for x in nested(body) if inner_jaxpr(x) is None}
+    return steps_at_once(body) if names <= _OPERATIONS else 1
+
+
+def _parted(values: Sequence[Any], first: int, second: int) -> tuple[Any, Any, Any]:
+    return values[:first], values[first : first + second], values[first + second :]
+
+
+def _alike(results: Sequence[Any], state: Sequence[Any]) -> list[Any]:
+    """Results that vary over the mesh axes of a ``shard_map`` that the state of a loop does."""
+    return common_variance([*results, *state])[: len(results)]
+
+
+@jax.custom_batching.custom_vmap
+def _of_any(truth: jax.Array) -> jax.Array:
+    """A truth value of an element, as one of all: whether it is true of any."""
+    return truth
+
+
+@_of_any.def_vmap
+def _(size: int, batched: Sequence[bool], truth: jax.Array) -> tuple[jax.Array, bool]:
+    return _of_any(jnp.any(truth, 0) if batched[0] else truth), False
