@@ -260,7 +260,7 @@ def test_gradients_of_long_loops(function: Callable[..., Any], reverse: bool) ->
     assert_same(*gradients)
 
 
-@pytest.mark.parametrize("length", [1, 2, 7, 64, 300, 301, 2003])
+@pytest.mark.parametrize("length", [0, 1, 2, 7, 64, 300, 301, 2003])
 def test_any_number_of_steps(length: int) -> None:
     """Several in a kernel, and what remains."""
     function = functools.partial(oscillations, length=length)

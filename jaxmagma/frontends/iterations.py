@@ -60,7 +60,8 @@ def _scan(
     given, first, scanned = _parted(operands, *counts)
     structs = _parted([conditions.struct(aval(x)) for x in equation.invars], *counts)
     most = _steps_of_program(body)
-    together = -(-length // -(-length // most))
+    # As many in one as in another, if any.
+    together = -(-length // -(-length // most)) if length else 1
 
     def few(run: Run, count: int, state: Sequence[Any], slices: Sequence[Any]) -> tuple[Any, Any]:
         """Some steps in one program."""

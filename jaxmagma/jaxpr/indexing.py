@@ -131,14 +131,20 @@ def _gather_known(reader: Tiles, equation: JaxprEqn, x: Read, where: Read) -> Re
     found = found.squeeze(tuple(kept))
     # The axes of places stand ahead.
     order = [n for n in range(len(out)) if n not in kept] + kept
-    steps = set(np.diff(found.ravel()).tolist()) if 1 < max(found.shape, default=1) else set()
-    in_a_row = found.size == max(found.shape, default=1) and len(moved) == 1
-    if isinstance(x, Tile) and in_a_row and len(steps) == 1 and min(steps) > 0 <= found.min():
-        (step,) = steps
-        part = reader.builder.slice(x.value, moved[0], int(found.min()), step, found.size)
-        part = reader.builder.transpose(part, (moved[0], *whole))
-        tile = (*found.shape, *(shape[n] for n in whole))
-        return reader.in_order(Tile(reader.builder.reshape(part, tile)), order)
+    extents = [shape[n] for n in moved]
+    if isinstance(x, Tile) and found.size == max(found.shape, default=1) and (found >= 0).all():
+        run = _in_steps(np.stack(np.unravel_index(found.ravel(), extents), -1))
+        if run is not None and run[1] > 0:
+            along, step, first = run
+            part = reader.builder.slice(x.value, moved[along], first[along], step, found.size)
+            for n in reversed(range(len(moved))):
+                if n != along:
+                    part = reader.builder.index(part, moved[n], first[n])
+            left = [n for n in range(len(shape)) if n in whole or n == moved[along]]
+            axes = [left.index(n) for n in (moved[along], *whole)]
+            tile = (*found.shape, *(shape[n] for n in whole))
+            part = reader.builder.reshape(reader.builder.transpose(part, axes), tile)
+            return reader.in_order(Tile(part), order)
     if max(count, found.size) > MOST_COMPONENTS:  # as of a diagonal
         raise Unsupported(f"gather of {count} values")
     parts = reader.pieces(x, moved, MOST_COMPONENTS).reshape(-1)
@@ -147,6 +153,15 @@ def _gather_known(reader: Tiles, equation: JaxprEqn, x: Read, where: Read) -> Re
     for at, number in np.ndenumerate(found):
         pieces[at] = filled if number < 0 else parts[number]
     return reader.in_order(reader.assembled(pieces), order)
+
+
+def _in_steps(places: np.ndarray) -> tuple[int, int, list[int]] | None:
+    """The axis along which some places lie in steps, how long these are, and the first place."""
+    steps = np.diff(places, axis=0)
+    if not len(steps) or (steps != steps[0]).any() or np.count_nonzero(steps[0]) != 1:
+        return None
+    (axis,) = np.flatnonzero(steps[0]).tolist()
+    return axis, int(steps[0, axis]), places[0].tolist()
 
 
 def _whole_axes(
@@ -282,14 +297,9 @@ def _strided(
     So one component of a vector is put among the others, for all nodes.
     """
     places = np.argwhere(hits)[:, 1:]
-    if not MOST_MERGED < len(places) == len(hits):
+    if not MOST_MERGED < len(places) == len(hits) or (run := _in_steps(places)) is None:
         return None
-    steps = np.diff(places, axis=0)
-    run = np.flatnonzero(steps[0]).tolist()
-    if (steps != steps[0]).any() or len(run) != 1:
-        return None
-    step, first = int(steps[0, run[0]]), dict(zip(moved, places[0].tolist(), strict=True))
-    at = moved[run[0]]
+    at, step, first = moved[run[0]], run[1], dict(zip(moved, run[2], strict=True))
     is_whole = 1 < step and step * len(places) == shape[at] and first[at] < step
     return (at, step, first) if is_whole else None
 

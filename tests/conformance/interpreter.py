@@ -213,10 +213,21 @@ def _while(p: Any, operands: list[Any], rounding: Rounding | None) -> list[Any]:
     first, second = p["cond_nconsts"], p["body_nconsts"]
     test, body = operands[:first], operands[first : first + second]
     state = operands[first + second :]
-    # As long as any element goes on; the body keeps the state of those that do not.
-    while np.any(evaluated(p["cond_jaxpr"], [*test, *state], rounding)[0]):
-        state = evaluated(p["body_jaxpr"], [*body, *state], rounding)
+
+    def goes_on(state: list[Any]) -> Any:
+        return np.asarray(evaluated(p["cond_jaxpr"], [*test, *state], rounding)[0])
+
+    # As long as any element goes on. Those that do not keep what they have, which vmap leaves to
+    # the lowering.
+    while np.any(runs := goes_on(state)):
+        made = evaluated(p["body_jaxpr"], [*body, *state], rounding)
+        state = [_kept(runs, *x) for x in zip(made, state, strict=True)] if runs.ndim else made
     return state
+
+
+def _kept(runs: np.ndarray, new: Any, old: Any) -> Any:
+    where = runs.reshape(runs.shape + (1,) * (np.ndim(new) - runs.ndim))
+    return np.where(where, new, old) if _plain([new, old]) else jnp.where(where, new, old)
 
 
 # ---- Programs ------------------------------------------------------------------------------------

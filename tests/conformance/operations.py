@@ -1291,4 +1291,36 @@ def side_by_side(d: Draw) -> str:
     return f"(lambda b: {used.format('b', step)})({made})"
 
 
+# ---- Loops that stay loops -----------------------------------------------------------------------
+
+
+@operation
+def long_loop(d: Draw) -> str:
+    """Of so many steps that no kernel has them all, or ending by values of an element."""
+    x = d.value("f", rank=(0, 1))
+    y = d.like(x)
+    new = d.pick("step", ["jnp.sin(x) / 2", "(x + y) / 3", "jnp.where(x > y, y, x) / 2"])
+    if x.ndim:
+        new = d.pick("sum", ["{}", "({}) + 0.1 * jnp.sum(x * y) / (1 + jnp.sum(x * x))"]).format(
+            new
+        )
+    step = f"(lambda x, y: ({new}).astype(x.dtype))"
+    how = d.pick("loop", ["fori", "scan", "reverse", "until", "inside"])
+    if how == "fori":
+        return f"lax.fori_loop(0, 300, lambda i, x: {step}(x, {y}), {x})"
+    if how in ("scan", "reverse"):
+        xs = f"(jnp.arange(301) / 300).astype({x}.dtype)"
+        made = d.pick("made", ["(c, x)", "jnp.sum(c)", "()"])
+        keywords = f"reverse={how == 'reverse'}"
+        return f"lax.scan(lambda c, x: ({step}(c, x), {made}), {x}, {xs}, {keywords})"
+    until = d.pick("test", ["jnp.max(s[0]) > 0.1", "jnp.sum(jnp.abs(s[0])) > 0.3 * s[2]"])
+    state = f"({step}(s[0], {y} / 9), s[1] + 1, s[2])"
+    end = f"lambda s: (s[1] < 8) & ({until})"
+    loop = f"lax.while_loop({end}, lambda s: {state}, (CARRIED, 0, {d.like(x, 'f', ())}))"
+    if how == "until":
+        return loop.replace("CARRIED", str(x))
+    inner = loop.replace("CARRIED", "c")
+    return f"lax.scan(lambda c, _: ({inner}[0], ()), {x}, None, length=2)[0]"
+
+
 RARE = {"callback", "random_numbers", "linear_algebra", "fourier", "convolution", "bitcast"}
