@@ -49,6 +49,8 @@ def _each() -> Iterator[Program]:
     yield _program("conduction/hex1", conduction, ((8, 3),), 64, 8 * (point + 3 * 64 * 2))
     stiff = 8 * (point + 9 * 64 * 2) + 27 * 64
     yield _program("strain-matrices/hex1", by_strains, ((8, 3),), 576, stiff)
+    yield _program("moduli/hex1", by_moduli, ((8, 3),), 576, stiff)
+    yield _program("moduli-of-points/hex1", by_moduli_of_points, ((8, 3),), 576, stiff)
     forces = 8 * (point + 144 + 66 + 36 + 144)
     yield _program("strain-forces/hex1", forces_by_strains, ((8, 3), (8, 3)), 24, forces)
     solid = 8 * (point + 2 * 144 + 300)
@@ -105,7 +107,7 @@ def _of(x: Array, *names: str) -> tuple[Array, ...]:
 
 def _mapped(jacobian: Array) -> tuple[Array, Array]:
     """The inverse and the determinant, of small changes of a cube."""
-    jacobian = jacobian + 4 * jnp.eye(3, dtype=jacobian.dtype)
+    jacobian = jacobian + 4 * jnp.eye(3, dtype=jacobian.dtype)  # of one, or of several points
     return jnp.linalg.inv(jacobian), jnp.linalg.det(jacobian)
 
 
@@ -326,6 +328,33 @@ def by_strains(x: Array) -> Array:
         strains = _strains_of(g)
         matrix += strains.T @ _moduli(x) @ strains * weight
     return matrix
+
+
+def _fourth_order(x: Array) -> Array:
+    """Moduli of an isotropic solid, as a tensor."""
+    one = np.eye(3)
+    pairs = np.einsum("ik,jl->ijkl", one, one) + np.einsum("il,jk->ijkl", one, one)
+    return (0.7 * np.einsum("ij,kl->ijkl", one, one) + 0.5 * pairs).astype(x.dtype)
+
+
+def by_moduli(x: Array) -> Array:
+    """The same matrix by one einsum."""
+    G8, W8 = _of(x, "G8", "W8")
+    inverse, volume = _mapped(jnp.einsum("nc,qnd->qcd", x, G8))
+    g = jnp.einsum("qnd,qdc->qnc", G8, inverse)
+    found = jnp.einsum("qaj,ijkl,qbl,q->aibk", g, _fourth_order(x), g, W8 * volume)
+    return found.reshape(24, 24)
+
+
+def by_moduli_of_points(x: Array) -> Array:
+    """The same, of a function of a point."""
+
+    def point(slopes: Array, weight: Array) -> Array:
+        inverse, volume = _mapped(x.T @ slopes)
+        g = slopes @ inverse
+        return jnp.einsum("aj,ijkl,bl->aibk", g, _fourth_order(x), g) * weight * volume
+
+    return jax.vmap(point)(*_of(x, "G8", "W8")).sum(0).reshape(24, 24)
 
 
 def forces_by_strains(x: Array, u: Array) -> Array:

@@ -90,15 +90,17 @@ def ownerships(matrices: Matrices, transfers: Transfers, given: Parameters) -> I
     widest = max((_threads_of(schedule, x, packed) for x in schedule.stages), default=1)
     groups = _groups(schedule, given)
     paired = given.fibres or QUAD_FIBRES
-    for elements, threads in _shapes(transfers, widest, given):
+    for elements, threads in _shapes(transfers, widest, packed, given):
         # Barriers of several warps are barriers of the whole block.
         several = groups if threads <= WARP else 1
         yield Ownership(threads, elements, several, packed, paired, widest)
 
 
-def _shapes(transfers: Transfers, most: int, given: Parameters) -> list[tuple[int, int]]:
-    """(elements, threads) of a group, if an element keeps so many threads busy."""
-    schedule, in_rows = transfers.schedule, bool(transfers.streams)
+def _shapes(
+    transfers: Transfers, widest: int, packed: int, given: Parameters
+) -> list[tuple[int, int]]:
+    """(elements, threads) of a group, if an element keeps so many threads busy at most."""
+    schedule, in_rows, most = transfers.schedule, bool(transfers.streams), widest
     if given.elements is not None:
         threads = min(MAX_THREADS, _round_up(given.elements * most, WARP))
         return [(given.elements, given.threads or threads)]
@@ -111,7 +113,10 @@ def _shapes(transfers: Transfers, most: int, given: Parameters) -> list[tuple[in
     if schedule.quads and most >= QUAD_THREADS:
         return [(1, given.threads or QUAD_THREADS)]
     if most > largest:
-        return [(1, given.threads or min(512, _round_up(most, WARP)))]
+        # Unless most stages have work for few, as products of an element's matrices have.
+        most = _usual_threads(schedule, packed)
+        if most > largest:
+            return [(1, given.threads or min(512, _round_up(widest, WARP)))]
     # So many threads are enough to be several blocks on a multiprocessor, and few enough for their
     # barriers to cost little: fewer where all wait for what some gather, and then for each other,
     # unless elements would be so few that there are more bank conflicts.
@@ -150,6 +155,22 @@ def _threads_of(schedule: Schedule, stage: Stage, packed: int) -> int:
         fibres = sum(x.flops for x in schedule.sweeps if not x.single)
         return -(-stage.count // (4 if 2 * stage.flops <= fibres else 1))
     return -(-stage.count // packed)
+
+
+def _usual_threads(schedule: Schedule, packed: int) -> int:
+    """Threads that one element keeps busy at a time, on average."""
+    work = [_work_of(schedule, x) for x in schedule.stages]
+    threads = [_threads_of(schedule, x, packed) for x in schedule.stages]
+    return math.ceil(sum(work) / sum(x / y for x, y in zip(work, threads, strict=True)))
+
+
+def _work_of(schedule: Schedule, stage: Stage) -> int:
+    """Operations of a stage for one element, or values if it computes nothing."""
+    if isinstance(stage, Sweep):
+        return max(stage.flops, stage.count)
+    if isinstance(stage, Assembly):
+        return schedule.plan.tiles[stage.number].size
+    return stage.step.flops
 
 
 def _packed(matrices: Matrices, given: Parameters) -> int:
