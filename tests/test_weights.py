@@ -1,5 +1,6 @@
 """Sums over points of weighted products."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -116,3 +117,54 @@ def test_what_is_not_a_number(function: Callable[..., Any], which: int) -> None:
     found, wanted = (jax.tree.leaves(jax.jit(f(function))(*given)) for f in (jm.fuse, jax.vmap))
     for one, other in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(np.isnan(one), np.isnan(other))
+
+
+# Two gradients of each function, and what stresses they make.
+PAIRS = RNG.uniform(-1, 1, (2, 6, POINTS, NODES, 2))
+MODULI = RNG.uniform(-1, 1, (2, 3, 2, 3))
+WEIGHTS = RNG.uniform(0.5, 1.5, (6, POINTS))
+
+
+def gradients(a: Any) -> Any:
+    """What is computed component by component."""
+    return jnp.stack([jnp.sin(a[..., 0]), a[..., 1] * a[..., 0]], -1)
+
+
+def by_one_einsum(a: Any, b: Any, w: Any) -> Any:
+    """Blocks of a matrix that are sums of the same products, each times a tensor of moduli."""
+    return jnp.einsum("qnj,jilk,qml,q->nimk", gradients(a), MODULI, gradients(b), w)
+
+
+def moduli_first(a: Any, b: Any, w: Any) -> Any:
+    """The same point by point, where gradients are multiplied by moduli first."""
+
+    def point(a: Any, b: Any, w: Any) -> Any:
+        stresses = jnp.einsum("nj,jilk->nilk", gradients(a), MODULI)
+        return jnp.einsum("nilk,ml->nimk", stresses, gradients(b)) * w
+
+    return jnp.sum(jax.vmap(point)(a, b, w), 0)
+
+
+def test_tables_come_after_products() -> None:
+    """No stress of a node is at the points, nor a product of two, and values are the same."""
+    found = []
+    for function in (by_one_einsum, moduli_first):
+        (program,) = programs(jm.fuse(function), *PAIRS, WEIGHTS)
+        normal, _ = normal_form(program)
+        at_points = [x.tile for x in normal.operations if POINTS in x.tile]
+        assert max(map(math.prod, at_points)) <= POINTS * NODES * 2
+        found.append(jax.jit(jm.fuse(function))(*PAIRS, WEIGHTS))
+        wanted = jax.jit(jax.vmap(function))(*PAIRS, WEIGHTS)
+        np.testing.assert_allclose(found[-1], wanted, 1e-12, 1e-12)
+    np.testing.assert_allclose(found[0], found[1], 1e-12, 1e-12)
+
+
+def test_tables_of_what_is_used_again_stay() -> None:
+    def function(a: Any, b: Any, w: Any) -> Any:
+        stresses = jnp.einsum("qnj,jilk->qnilk", gradients(a), MODULI)
+        outer = jnp.einsum("qnilk,qml->qnimk", stresses, b)
+        return jnp.sum(outer * w[:, None, None, None, None], 0), stresses - 1
+
+    found, wanted = (jax.jit(f(function))(*PAIRS, WEIGHTS) for f in (jm.fuse, jax.vmap))
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, 1e-12, 1e-12)

@@ -6,8 +6,9 @@ matrix of all nodes and nodes at every point, to multiply it by a number and to 
     sum_q w[q] (a[q, i] b[q, j] + ...)  =  sum_q (w a)[q, i] b[q, j] + ...
 
 The right side is products of matrices. It is what an einsum of all factors has been from the
-beginning, so that both are one program. Numbers that factors are multiplied by come after the sum:
-the blocks of a stiffness matrix are sums of the same few products, each times one of its moduli.
+beginning, so that both are one program. Numbers that factors are multiplied by come after the sum,
+and so do tables of other axes: the blocks of a stiffness matrix are sums of the same few products,
+each times one of its moduli, or times a tensor of them.
 """
 
 from collections import Counter
@@ -93,13 +94,26 @@ def _summed(
         else:
             own = factors[n][1]
             factors[n] = builder.pointwise("mul", [weight, factors[n]], own, product.sizes), own
-    carried = "".join(x for x in output if any(x in labels for _, labels in factors))
-    made = builder.contract(factors, carried, product.sizes)
+    tables = [x for x in factors if _is_apart(builder, x, factors)]
+    rest = [x for x in factors if x not in tables]
+    carried = "".join(x for x in output if any(x in labels for _, labels in rest))
+    made = builder.contract(rest, carried, product.sizes)
+    if tables:
+        every = [(made, carried), *tables]
+        carried = "".join(x for x in output if any(x in labels for _, labels in every))
+        made = builder.contract(every, carried, product.sizes)
     for x in product.numbers:
         terms = (numbers[x], ""), (made, carried)
         made = builder.pointwise("mul", terms, carried, product.sizes)
     made = builder.map("neg", made) if product.negative else made
     return builder.relabel(made, carried, output, operation.extents)
+
+
+def _is_apart(builder: Builder, factor: tuple[int, str], factors: Terms) -> bool:
+    """Whether a factor is a table along axes that no other one has."""
+    value, labels = factor
+    others = "".join(own for x, own in factors if (x, own) != factor)
+    return bool(labels) and not builder.batch(value) and set(labels).isdisjoint(others)
 
 
 class _Sums:
@@ -130,8 +144,7 @@ class _Sums:
         """
         operation = self._operations.get(value)
         if isinstance(operation, Contract):
-            product = self._product(operation, labels, sizes)
-            return None if product is None else [product]
+            return self._products(operation, labels, sizes)
         if not isinstance(operation, Map):
             return None
         again = self._uses[value] > 1
@@ -159,27 +172,70 @@ class _Sums:
             found += [replace(y, negative=y.negative != turned) for y in products]
         return found
 
-    def _product(
+    def _products(
         self, operation: Contract, labels: str, sizes: Mapping[str, int]
-    ) -> _Product | None:
-        """A product that has more axes than each of what is multiplied."""
+    ) -> list[_Product] | None:
+        """A product that has more axes than each of what is multiplied.
+
+        Or several, if one factor is a sum of products with tables, which come after all others.
+        """
         if any(set(operation.output) <= set(own) for _, own in operation.terms):
             return None
         spare = (x for x in letters(len(sizes) + len(operation.extents)) if x not in sizes)
         names = dict(zip(operation.output, labels, strict=True))
         names = {x: names.get(x) or next(spare) for x in operation.extents}
         every = {**sizes, **{names[x]: n for x, n in operation.extents.items()}}
-        factors, numbers = [], list[int]()
+        found, several = [_Product([], every)], False
         for x, own in operation.terms:
+            numbers = list[int]()
             while (scaled := self._scaled(x, own)) is not None:
                 number, x, own = scaled
                 numbers.append(number)
-            if own or self.program.batch[x]:
-                factors.append((x, "".join(names[y] for y in own)))
-            else:
+            renamed = "".join(names[y] for y in own)
+            parts = self._with_tables(x, renamed) if len(found) == 1 else None
+            if not own and not self.program.batch[x]:
                 numbers.append(x)
-        several = any(self.program.batch[x] for x, _ in factors)
-        return _Product(factors, every, numbers=tuple(numbers)) if several else None
+                parts = [([], False)]
+            several = several or bool(self.program.batch[x])
+            found = [
+                replace(
+                    y,
+                    factors=[*y.factors, *factors],
+                    numbers=(*y.numbers, *numbers),
+                    negative=y.negative != negative,
+                )
+                for y in found
+                for factors, negative in parts or [([(x, renamed)], False)]
+            ]
+        return found if several else None
+
+    def _with_tables(self, value: int, labels: str) -> list[tuple[Terms, bool]] | None:
+        """The products of a value with a table of other axes that another value is the sum of.
+
+        And which of them are taken from the others. What is used again is left as it is.
+        """
+        operation = self._operations.get(value)
+        if not isinstance(operation, Contract | Map) or self._uses[value] > 1:
+            return None
+        names = dict(zip(operation.output, labels, strict=True))
+        if set(operation.extents) > names.keys():
+            return None
+        terms = [(x, "".join(names[y] for y in own)) for x, own in operation.terms]
+        if isinstance(operation, Contract):
+            batched = [bool(self.program.batch[x]) for x, _ in terms]
+            apart = len(set("".join(own for _, own in terms))) == sum(len(x) for _, x in terms)
+            outer = len(terms) == 2 and sum(batched) == 1 and apart
+            return [(terms, False)] if outer and all(own for _, own in terms) else None
+        if operation.function not in ("add", "sub", "neg"):
+            return None
+        found: list[tuple[Terms, bool]] = []
+        for position, (x, own) in enumerate(terms):
+            parts = self._with_tables(x, own)
+            if parts is None:
+                return None
+            turned = operation.function == "neg" or (operation.function == "sub" and position > 0)
+            found += [(factors, negative != turned) for factors, negative in parts]
+        return found
 
     def _scaled(self, value: int, labels: str) -> tuple[int, int, str] | None:
         """The number that all elements share by which a value is multiplied, and the rest."""
