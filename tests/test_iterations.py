@@ -309,3 +309,19 @@ def test_under_shard_map(function: Callable[..., Any]) -> None:
     found, wanted = (jax.jit(f)(VECTORS[:32]) for f in (sharded, jax.vmap(function)))
     for one, other in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
         np.testing.assert_allclose(one, other, 1e-11, 1e-11)
+
+
+def test_what_no_kernel_does_is_not_written_out() -> None:
+    """As it is in each step, there are as many kernels for one step at a time."""
+
+    def function(x: Any) -> Any:
+        def step(x: Any, _: Any) -> Any:
+            many = jnp.sort(jnp.outer(x, jnp.arange(1.0, 17.0)).reshape(-1))
+            return MATRIX @ many[::16] / 40 + x / 2, None
+
+        return lax.scan(step, x, None, length=700)[0]
+
+    (loop,) = (x for x in loops_of(jm.fuse(function), VECTORS) if x.params["length"] == 700)
+    names = [x.primitive.name for x in loop.params["jaxpr"].jaxpr.eqns]
+    assert names.count("sort") <= 1
+    assert_same(*(jax.jit(f(function))(VECTORS) for f in (jm.fuse, jax.vmap)))

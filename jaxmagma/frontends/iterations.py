@@ -15,16 +15,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jaxmagma.frontends import conditions
 from jaxmagma.frontends.conditions import Kind, Kinds
 from jaxmagma.internals import common_variance
-from jaxmagma.jaxpr import (
-    POINTWISE,
-    RULES,
-    aval,
-    inner_jaxpr,
-    nested,
-    plainly,
-    scan_counts,
-    steps_at_once,
-)
+from jaxmagma.jaxpr import aval, plainly, scan_counts, steps_at_once
 
 
 # The results of a jaxpr of an element, of operands of some kinds.
@@ -32,25 +23,25 @@ Run = Callable[[ClosedJaxpr, Sequence[Any], Kinds], list[jax.Array]]
 # The results of a loop, given who runs a jaxpr.
 Loop = Callable[[Run], list[jax.Array]]
 
-# What is read, and the numbers of places, which are known.
-_OPERATIONS = {*POINTWISE, *RULES, "iota"}
-
 
 def steps(
-    equation: JaxprEqn, operands: Sequence[Any], kinds: Kinds
+    equation: JaxprEqn, operands: Sequence[Any], kinds: Kinds, several: bool
 ) -> tuple[ClosedJaxpr, Kinds, Loop] | None:
-    """One step of a loop, the kinds of what goes into it, and the loop; None if it is none."""
+    """One step of a loop, the kinds of what goes into it, and the loop; None if it is none.
+
+    ``several`` steps may be in one program.
+    """
     name, parameters = equation.primitive.name, equation.params
     operands = common_variance(operands)
     if name == "scan" and scan_counts(parameters) is not None:
-        return _scan(equation, operands, kinds)
+        return _scan(equation, operands, kinds, several)
     if name == "while" and {"cond_nconsts", "body_nconsts"} <= parameters.keys():
         return _while_loop(equation, operands, kinds)
     return None
 
 
 def _scan(
-    equation: JaxprEqn, operands: Sequence[Any], kinds: Kinds
+    equation: JaxprEqn, operands: Sequence[Any], kinds: Kinds, several: bool
 ) -> tuple[ClosedJaxpr, Kinds, Loop]:
     parameters = equation.params
     body, length, reverse = (parameters[x] for x in ("jaxpr", "length", "reverse"))
@@ -59,9 +50,8 @@ def _scan(
     inside = conditions.into_steps(equation, kinds)
     given, first, scanned = _parted(operands, *counts)
     structs = _parted([conditions.struct(aval(x)) for x in equation.invars], *counts)
-    most = _steps_of_program(body)
-    # As many in one as in another, if any.
-    together = -(-length // -(-length // most)) if length else 1
+    most = steps_at_once(body) if several and length else 1
+    together = -(-length // -(-length // most)) if most > 1 else 1  # as many in one as in another
 
     def few(run: Run, count: int, state: Sequence[Any], slices: Sequence[Any]) -> tuple[Any, Any]:
         """Some steps in one program."""
@@ -158,12 +148,6 @@ def _parts(equation: JaxprEqn) -> tuple[ClosedJaxpr, ClosedJaxpr, tuple[int, int
     """The end and a step of a loop, and how many operands are constants of either."""
     p = equation.params
     return p["cond_jaxpr"], p["body_jaxpr"], (p["cond_nconsts"], p["body_nconsts"])
-
-
-def _steps_of_program(body: ClosedJaxpr) -> int:
-    """How many steps are in one program; one, if what it cannot do is between its parts."""
-    names = {x.primitive.name for x in nested(body) if inner_jaxpr(x) is None}
-    return steps_at_once(body) if names <= _OPERATIONS else 1
 
 
 def _parted(values: Sequence[Any], first: int, second: int) -> tuple[Any, Any, Any]:

@@ -33,6 +33,7 @@ from jaxmagma.frontends.loops import (
 from jaxmagma.frontends.written_out import rolled
 from jaxmagma.internals import varying
 from jaxmagma.jaxpr import (
+    LongLoop,
     Reader,
     Tile,
     Unsupported,
@@ -447,7 +448,7 @@ def evaluate(lines: Lines, operands: Sequence[Operand], single: bool = False) ->
             arrays = _arrays([given(x) for x in line.operands])
             if not is_pure(line.equation):  # what happens does so once for each element
                 arrays = [of_each(*x) for x in zip(line.operands, arrays, strict=True)]
-            made = _applied(line, arrays)
+            made = _applied(line, arrays, isinstance(reason, LongLoop))
         values.update(zip(line.results, made, strict=True))
 
     finish(len(lines.lines))
@@ -462,15 +463,18 @@ def evaluate(lines: Lines, operands: Sequence[Operand], single: bool = False) ->
 # ---- What is no operation of a program -----------------------------------------------------------
 
 
-def _applied(line: Line, operands: Sequence[Any]) -> list[jax.Array]:
-    """The results of a line by plain JAX, with programs in the branches and calls in it."""
+def _applied(line: Line, operands: Sequence[Any], is_long: bool) -> list[jax.Array]:
+    """The results of a line by plain JAX, with programs in the branches and calls in it.
+
+    A loop that ``is_long`` has several steps in a program.
+    """
     equation = line.equation
     if equation.primitive.name == "cond" and set(equation.params) == {"branches"}:
         return _branched(line, *operands)
     inner = inner_jaxpr(equation)
     if inner is not None and not equation.effects:
         return _with_own_rule(line, operands, inner)
-    repeated = iterations.steps(equation, operands, line.kinds)
+    repeated = iterations.steps(equation, operands, line.kinds, is_long)
     if repeated is not None and is_pure(equation):
         step, kinds, loop = repeated
         # Under `shard_map`, the jaxpr of a step does not say what differs from device to device.

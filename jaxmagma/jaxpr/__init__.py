@@ -11,6 +11,7 @@ from jaxmagma.jaxpr.calls import has_own_rule, inner_jaxpr
 from jaxmagma.jaxpr.contractions import makes_table
 from jaxmagma.jaxpr.control import scan_counts
 from jaxmagma.jaxpr.equations import (
+    LongLoop,
     Unsupported,
     applied,
     aval,
@@ -33,6 +34,7 @@ __all__ = [
     "POINTWISE",
     "RULES",
     "Emit",
+    "LongLoop",
     "Reader",
     "Tile",
     "Unsupported",

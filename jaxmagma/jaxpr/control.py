@@ -10,7 +10,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from jaxmagma.jaxpr.at_once import at_once
-from jaxmagma.jaxpr.equations import Unsupported, aval
+from jaxmagma.jaxpr.equations import LongLoop, Unsupported, aval
 from jaxmagma.jaxpr.tiles import Read, Tile, Tiles
 from jaxmagma.jaxpr.work import steps_at_once
 from jaxmagma.programs.labels import letters
@@ -38,8 +38,7 @@ def scan(reader: Tiles, equation: JaxprEqn, *operands: Read) -> list[Read]:
         made_at_once = at_once(reader, equation, operands, consts, carry)
         if made_at_once is not None:
             return made_at_once
-    if p["length"] > steps_at_once(p["jaxpr"]):
-        raise Unsupported(f"a loop of {p['length']} steps")
+    is_long = p["length"] > steps_at_once(p["jaxpr"])
     state = list(operands[consts : consts + carry])
     steps = range(p["length"])
     made: list[list[Read]] = []
@@ -48,6 +47,8 @@ def scan(reader: Tiles, equation: JaxprEqn, *operands: Read) -> list[Read]:
     for step in reversed(steps) if p["reverse"] else steps:
         slices = [reader.index(x, 0, step) for x in operands[consts + carry :]]
         results = reader.jaxpr(p["jaxpr"], [*operands[:consts], *state, *slices])
+        if is_long:
+            raise LongLoop(f"a loop of {p['length']} steps")
         state = results[:carry]
         made.append(results[carry:])
     if p["reverse"]:

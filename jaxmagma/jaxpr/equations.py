@@ -23,6 +23,10 @@ class Unsupported(Exception):
     """Why an equation is no operation of a program."""
 
 
+class LongLoop(Unsupported):
+    """A loop of which a program has some steps, and not all."""
+
+
 @dataclass(frozen=True)
 class Rule:
     """How equations are read, and which ones.
