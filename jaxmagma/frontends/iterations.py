@@ -5,6 +5,7 @@ has ended. So does the one step of a loop that ends by values of an element, in 
 plain JAX would select goes through memory once more.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,10 @@ from jaxmagma.frontends.conditions import Kind, Kinds
 from jaxmagma.internals import common_variance
 from jaxmagma.jaxpr import aval, plainly, scan_counts, steps_at_once
 
+
+# Of what is scanned and stacked a program has so many values: all of them are on chip
+# (benchmarks/results/spellings-epyc.txt).
+MOST_VALUES = 64
 
 # The results of a jaxpr of an element, of operands of some kinds.
 Run = Callable[[ClosedJaxpr, Sequence[Any], Kinds], list[jax.Array]]
@@ -50,8 +55,12 @@ def _scan(
     inside = conditions.into_steps(equation, kinds)
     given, first, scanned = _parted(operands, *counts)
     structs = _parted([conditions.struct(aval(x)) for x in equation.invars], *counts)
-    most = steps_at_once(body) if several and length else 1
-    together = -(-length // -(-length // most)) if most > 1 else 1  # as many in one as in another
+    values = sum(
+        math.prod(x.shape) for x in (*body.in_avals[sum(counts) :], *body.out_avals[carry:])
+    )
+    most = max(1, min(steps_at_once(body), MOST_VALUES // max(1, values))) if several else 1
+    # As many in one as in another, if there are any.
+    together = -(-length // -(-length // most)) if length else 1
 
     def few(run: Run, count: int, state: Sequence[Any], slices: Sequence[Any]) -> tuple[Any, Any]:
         """Some steps in one program."""
