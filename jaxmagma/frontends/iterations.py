@@ -37,11 +37,10 @@ def steps(
     ``several`` steps may be in one program.
     """
     name, parameters = equation.primitive.name, equation.params
-    operands = common_variance(operands)
     if name == "scan" and scan_counts(parameters) is not None:
-        return _scan(equation, operands, kinds, several)
+        return _scan(equation, common_variance(operands), kinds, several)
     if name == "while" and {"cond_nconsts", "body_nconsts"} <= parameters.keys():
-        return _while_loop(equation, operands, kinds)
+        return _while_loop(equation, common_variance(operands), kinds)
     return None
 
 
@@ -54,30 +53,13 @@ def _scan(
     carry = counts[1]
     inside = conditions.into_steps(equation, kinds)
     given, first, scanned = _parted(operands, *counts)
-    structs = _parted([conditions.struct(aval(x)) for x in equation.invars], *counts)
-    values = sum(
-        math.prod(x.shape) for x in (*body.in_avals[sum(counts) :], *body.out_avals[carry:])
-    )
-    most = max(1, min(steps_at_once(body), MOST_VALUES // max(1, values))) if several else 1
+    most = _steps_of_program(body, *counts) if several else 1
     # As many in one as in another, if there are any.
     together = -(-length // -(-length // most)) if length else 1
 
     def few(run: Run, count: int, state: Sequence[Any], slices: Sequence[Any]) -> tuple[Any, Any]:
         """Some steps in one program."""
-
-        def steps(*operands: Any) -> list[Any]:
-            given, state, slices = _parted(operands, *counts)
-            made: list[Any] = [()] * count
-            for n in reversed(range(count)) if reverse else range(count):
-                results = plainly(body, [*given, *state, *(x[n] for x in slices)])
-                state, made[n] = results[:carry], results[carry:]
-            return [*state, *map(jnp.stack, zip(*made, strict=True))]
-
-        of_few = [
-            jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype, weak_type=x.weak_type)
-            for x in structs[2]
-        ]
-        closed = jax.make_jaxpr(steps)(*structs[0], *structs[1], *of_few)
+        closed = _unrolled(equation, counts, count)
         made = _alike(run(closed, [*given, *state, *slices], inside), state)
         return made[:carry], made[carry:]
 
@@ -100,6 +82,30 @@ def _scan(
         return [*state, *stacked]
 
     return body, inside, loop
+
+
+def _steps_of_program(body: ClosedJaxpr, consts: int, carry: int) -> int:
+    """How many steps of a scan are in one program: what they keep is on chip."""
+    kept = (*body.in_avals[consts + carry :], *body.out_avals[carry:])
+    values = sum(math.prod(x.shape) for x in kept)
+    return max(1, min(steps_at_once(body), MOST_VALUES // max(1, values)))
+
+
+def _unrolled(equation: JaxprEqn, counts: tuple[int, int], count: int) -> ClosedJaxpr:
+    """So many steps of a scan, one after the other."""
+    body, reverse, carry = equation.params["jaxpr"], equation.params["reverse"], counts[1]
+
+    def unrolled(*operands: Any) -> list[Any]:
+        given, state, slices = _parted(operands, *counts)
+        made: list[Any] = [()] * count
+        for n in reversed(range(count)) if reverse else range(count):
+            results = plainly(body, [*given, *state, *(x[n] for x in slices)])
+            state, made[n] = results[:carry], results[carry:]
+        return [*state, *map(jnp.stack, zip(*made, strict=True))]
+
+    given, first, scanned = _parted([conditions.struct(aval(x)) for x in equation.invars], *counts)
+    few = (x.update(shape=(count, *x.shape[1:])) for x in scanned)
+    return jax.make_jaxpr(unrolled)(*given, *first, *few)
 
 
 def _while_loop(

@@ -134,12 +134,12 @@ def applied(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
         # Of an array that has no tangent, its derivative by what is around that fails.
         return [jnp.broadcast_to(operands[1], aval(equation.outvars[0]).shape)]
     parameters = equation.params
-    if not any(map(_has_jaxprs, parameters.values())):
-        operands = common_variance(operands)
-    else:
+    if any(map(_has_jaxprs, parameters.values())):
         mesh = next((x for x in map(_explicit_mesh, operands) if x is not None), None)
         if mesh is not None:
             parameters = {key: _on_mesh(value, mesh) for key, value in parameters.items()}
+    else:
+        operands = common_variance(operands)
     bound = equation.primitive.get_bind_params(parameters)
     functions, parameters = bound if isinstance(bound, tuple) else ((), bound)
     made = equation.primitive.bind(*functions, *operands, **parameters)

@@ -131,8 +131,9 @@ def _gather_known(reader: Tiles, equation: JaxprEqn, x: Read, where: Read) -> Re
     found = found.squeeze(tuple(kept))
     # The axes of places stand ahead.
     order = [n for n in range(len(out)) if n not in kept] + kept
-    extents = [shape[n] for n in moved]
-    if isinstance(x, Tile) and found.size == max(found.shape, default=1) and (found >= 0).all():
+    in_a_row = 1 < found.size == max(found.shape, default=1) and bool(moved)
+    if isinstance(x, Tile) and in_a_row and (found >= 0).all():
+        extents = [shape[n] for n in moved]
         run = _in_steps(np.stack(np.unravel_index(found.ravel(), extents), -1))
         if run is not None and run[1] > 0:
             along, step, first = run
@@ -158,7 +159,7 @@ def _gather_known(reader: Tiles, equation: JaxprEqn, x: Read, where: Read) -> Re
 def _in_steps(places: np.ndarray) -> tuple[int, int, list[int]] | None:
     """The axis along which some places lie in steps, how long these are, and the first place."""
     steps = np.diff(places, axis=0)
-    if not len(steps) or (steps != steps[0]).any() or np.count_nonzero(steps[0]) != 1:
+    if (steps != steps[0]).any() or np.count_nonzero(steps[0]) != 1:
         return None
     (axis,) = np.flatnonzero(steps[0]).tolist()
     return axis, int(steps[0, axis]), places[0].tolist()

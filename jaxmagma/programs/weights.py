@@ -116,6 +116,11 @@ def _is_apart(builder: Builder, factor: tuple[int, str], factors: Terms) -> bool
     return bool(labels) and not builder.batch(value) and set(labels).isdisjoint(others)
 
 
+def _is_taken(operation: Map, position: int) -> bool:
+    """Whether a term of a sum or a difference is taken from the others."""
+    return operation.function == "neg" or (operation.function == "sub" and position > 0)
+
+
 class _Sums:
     """Of a program, sums over points, and the products that they are sums of."""
 
@@ -168,7 +173,7 @@ class _Sums:
             products = [_Product([(x, own)], sizes)] if fewer else self._of(x, own, sizes)
             if products is None:
                 return None
-            turned = operation.function == "neg" or (operation.function == "sub" and position > 0)
+            turned = _is_taken(operation, position)
             found += [replace(y, negative=y.negative != turned) for y in products]
         return found
 
@@ -192,10 +197,12 @@ class _Sums:
                 number, x, own = scaled
                 numbers.append(number)
             renamed = "".join(names[y] for y in own)
-            parts = self._with_tables(x, renamed) if len(found) == 1 else None
+            parts: list[tuple[Terms, bool]] = [([(x, renamed)], False)]
             if not own and not self.program.batch[x]:
                 numbers.append(x)
                 parts = [([], False)]
+            elif len(found) == 1:
+                parts = self._with_tables(x, renamed) or parts
             several = several or bool(self.program.batch[x])
             found = [
                 replace(
@@ -205,7 +212,7 @@ class _Sums:
                     negative=y.negative != negative,
                 )
                 for y in found
-                for factors, negative in parts or [([(x, renamed)], False)]
+                for factors, negative in parts
             ]
         return found if several else None
 
@@ -218,14 +225,15 @@ class _Sums:
         if not isinstance(operation, Contract | Map) or self._uses[value] > 1:
             return None
         names = dict(zip(operation.output, labels, strict=True))
-        if set(operation.extents) > names.keys():
+        if not operation.extents.keys() <= names.keys():
             return None
         terms = [(x, "".join(names[y] for y in own)) for x, own in operation.terms]
         if isinstance(operation, Contract):
             batched = [bool(self.program.batch[x]) for x, _ in terms]
-            apart = len(set("".join(own for _, own in terms))) == sum(len(x) for _, x in terms)
-            outer = len(terms) == 2 and sum(batched) == 1 and apart
-            return [(terms, False)] if outer and all(own for _, own in terms) else None
+            every = "".join(own for _, own in terms)
+            is_outer = len(terms) == 2 and len(set(every)) == len(every)
+            with_table = is_outer and sum(batched) == 1 and all(own for _, own in terms)
+            return [(terms, False)] if with_table else None
         if operation.function not in ("add", "sub", "neg"):
             return None
         found: list[tuple[Terms, bool]] = []
@@ -233,7 +241,7 @@ class _Sums:
             parts = self._with_tables(x, own)
             if parts is None:
                 return None
-            turned = operation.function == "neg" or (operation.function == "sub" and position > 0)
+            turned = _is_taken(operation, position)
             found += [(factors, negative != turned) for factors, negative in parts]
         return found
 

@@ -5,7 +5,7 @@ of one warp never waits for another one, so that several may be in a block.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxmagma.lowering.cuda.matrices import QUAD_FIBRES, WORD, Matrices
@@ -87,20 +87,20 @@ def ownerships(matrices: Matrices, transfers: Transfers, given: Parameters) -> I
     """All with these parameters: the model's favourite, then those of ever fewer elements."""
     schedule = matrices.schedule
     packed = _packed(matrices, given)
-    widest = max((_threads_of(schedule, x, packed) for x in schedule.stages), default=1)
+    busy = [_threads_of(schedule, x, packed) for x in schedule.stages]
+    widest = max(busy, default=1)
     groups = _groups(schedule, given)
     paired = given.fibres or QUAD_FIBRES
-    for elements, threads in _shapes(transfers, widest, packed, given):
+    for elements, threads in _shapes(transfers, busy, given):
         # Barriers of several warps are barriers of the whole block.
         several = groups if threads <= WARP else 1
         yield Ownership(threads, elements, several, packed, paired, widest)
 
 
-def _shapes(
-    transfers: Transfers, widest: int, packed: int, given: Parameters
-) -> list[tuple[int, int]]:
-    """(elements, threads) of a group, if an element keeps so many threads busy at most."""
-    schedule, in_rows, most = transfers.schedule, bool(transfers.streams), widest
+def _shapes(transfers: Transfers, busy: Sequence[int], given: Parameters) -> list[tuple[int, int]]:
+    """(elements, threads) of a group, if an element keeps so many threads busy in each stage."""
+    schedule, in_rows = transfers.schedule, bool(transfers.streams)
+    most = widest = max(busy, default=1)
     if given.elements is not None:
         threads = min(MAX_THREADS, _round_up(given.elements * most, WARP))
         return [(given.elements, given.threads or threads)]
@@ -114,7 +114,7 @@ def _shapes(
         return [(1, given.threads or QUAD_THREADS)]
     if most > largest:
         # Unless most stages have work for few, as products of an element's matrices have.
-        most = _usual_threads(schedule, packed)
+        most = _usual_threads(schedule, busy)
         if most > largest:
             return [(1, given.threads or min(512, _round_up(widest, WARP)))]
     # So many threads are enough to be several blocks on a multiprocessor, and few enough for their
@@ -157,11 +157,10 @@ def _threads_of(schedule: Schedule, stage: Stage, packed: int) -> int:
     return -(-stage.count // packed)
 
 
-def _usual_threads(schedule: Schedule, packed: int) -> int:
-    """Threads that one element keeps busy at a time, on average."""
+def _usual_threads(schedule: Schedule, busy: Sequence[int]) -> int:
+    """Threads that one element keeps busy at a time, on average (results/rules-h200.txt)."""
     work = [_work_of(schedule, x) for x in schedule.stages]
-    threads = [_threads_of(schedule, x, packed) for x in schedule.stages]
-    return math.ceil(sum(work) / sum(x / y for x, y in zip(work, threads, strict=True)))
+    return math.ceil(sum(work) / sum(x / y for x, y in zip(work, busy, strict=True)))
 
 
 def _work_of(schedule: Schedule, stage: Stage) -> int:
