@@ -14,7 +14,8 @@ from jaxmagma.jaxpr.pointwise import POINTWISE
 from jaxmagma.programs.functions import LONG
 
 
-# Multiplications, as it were, in one kernel: it compiles in a second or two.
+# Multiplications, as it were, in one kernel: it compiles in a second or two
+# (benchmarks/results/spellings-epyc.txt).
 MOST_WORK = 4096
 # What one value takes of a long function, of a quotient or a root, and of anything else.
 _LONG, _QUOTIENT, _USUAL = 16, 8, 1
