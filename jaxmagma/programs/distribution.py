@@ -178,6 +178,8 @@ def _matrix(
 
 # A value and its labels.
 _Term = tuple[int, str]
+# A value that is added to products or taken from them, and the axes of the sum that it has.
+_Addend = tuple[int, tuple[int, ...], bool]
 
 
 @dataclass(frozen=True)
@@ -205,30 +207,39 @@ class _Product:
     Attributes:
       output: the labels of the result.
       table: what is applied.
-      other: to what.
+      other: to what; to the weights alone, if None.
       weight: the labels of weights.
       sizes: of all labels.
     """
 
     output: str
     table: _Term
-    other: _Term
+    other: _Term | None
     weight: str
     sizes: tuple[tuple[str, int], ...]
 
     @property
     def may_be_before(self) -> bool:
         """Whether weights can be multiplied with what the table is applied to."""
-        return set(self.weight) <= set(self.other[1])
+        return self.other is None or set(self.weight) <= set(self.other[1])
 
     @property
     def may_be_after(self) -> bool:
         """Whether they can be multiplied with the result."""
-        return set(self.weight) <= set(self.output)
+        return self.other is not None and set(self.weight) <= set(self.output)
 
 
-# A table and what it is applied to.
-_Pair = tuple[int, int]
+# A table and what it is applied to, which may be weights alone.
+_Pair = tuple[int, int | None]
+
+
+def _pair(product: _Product) -> _Pair:
+    return product.table[0], None if product.other is None else product.other[0]
+
+
+def _applied(product: _Product) -> str:
+    """The labels of what the table is applied to."""
+    return product.weight if product.other is None else product.other[1]
 
 
 class _Distribution:
@@ -245,6 +256,7 @@ class _Distribution:
         self.numbers: dict[int, int] = {}
         self.sums: dict[int, list[_Weighted]] = {}
         self.products: dict[int, dict[_Product, int]] = {}  # and the weights of each
+        self.rest: dict[int, list[_Addend]] = {}  # of sums with products
         self.merged: set[int] = set()  # into the products of a sum
         uses = [x for operation in program.operations for x in operation.operands]
         self.uses = Counter([*uses, *(x.value for x in program.outputs)])
@@ -260,7 +272,7 @@ class _Distribution:
                 if products:
                     self.products[number] = products
             if number in self.products:
-                self.numbers[number] = self._total(self.products[number])
+                self.numbers[number] = self._total(number)
             else:
                 self.numbers[number] = self._copied(operation)
         outputs = [replace(x, value=self.numbers[x.value]) for x in self.old.outputs]
@@ -274,7 +286,7 @@ class _Distribution:
     def uses_of_pairs(self) -> Counter[_Pair]:
         """In how many sums each product of a table and a value is."""
         sums = (x for n, x in self.products.items() if n not in self.merged)
-        return Counter((x.table[0], x.other[0]) for products in sums for x in products)
+        return Counter(_pair(x) for products in sums for x in products)
 
     def _copied(self, operation: Operation) -> int:
         numbers = self.numbers
@@ -291,14 +303,16 @@ class _Distribution:
         if name == "mul":
             for term, other in (terms, terms[::-1]):
                 self._scaled(number, operation, term, other)
-        elif name in ("add", "sub", "neg") and all(x == operation.output for _, x in terms):
+        elif name in ("add", "sub", "neg"):
             negative = [name == "neg"] if len(terms) == 1 else [False, name == "sub"]
             values = [x for x, _ in terms]
             tables = [x for x in values if not self.old.batch[x] and len(operation.output) > 1]
-            if len(tables) < len(values) and all(x in self.sums or x in tables for x in values):
+            whole = all(x == operation.output for _, x in terms)
+            sums = len(tables) < len(values) and all(x in self.sums or x in tables for x in values)
+            if whole and sums:
                 self.sums[number] = self._added(zip(values, negative, strict=True))
-            elif all(x in self.products and self.uses[x] == 1 for x in values):
-                self.products[number] = self._merged(zip(values, negative, strict=True))
+            elif any(self._is_merged(x, operation.output) for x in terms):
+                self._merge(number, operation.output, zip(terms, negative, strict=True))
 
     def _scaled(self, number: int, operation: Map, term: _Term, other: _Term) -> None:
         """Of a table, or a sum of some, times a weight that has fewer axes."""
@@ -361,6 +375,10 @@ class _Distribution:
 
     def _of_contraction(self, operation: Contract) -> dict[_Product, int] | None:
         """A product with a sum of tables as products with each, if it is one that can be."""
+        if len(operation.terms) == 1:
+            (term,) = operation.terms
+            summed = len(operation.output) < len(set(term[1])) == len(term[1])
+            return self._added_up(operation, term) if term[0] in self.sums and summed else None
         if len(operation.terms) != 2:
             return None
         for term, other in (operation.terms, operation.terms[::-1]):
@@ -388,43 +406,80 @@ class _Distribution:
                 self._add(found, product, number)
         return found
 
-    def _merged(self, values: Iterable[tuple[int, bool]]) -> dict[_Product, int]:
-        """The products of several sums of them, some negative."""
+    def _added_up(self, operation: Contract, term: _Term) -> dict[_Product, int] | None:
+        """A sum of tables, added up along some axes, as products of these with their weights."""
         found: dict[_Product, int] = {}
-        for value, negative in values:
+        for x in self.sums[term[0]]:
+            table, weight = x.terms(term[1])
+            if not set(weight[1]) - set(operation.output):
+                return None  # tables can be added up beforehand
+            product, number = _product(operation, table, None, weight)
+            self._add(found, product, number)
+        return found
+
+    def _is_merged(self, term: _Term, output: str) -> bool:
+        """Whether what is added are products that are nothing else."""
+        value, labels = term
+        return value in self.products and self.uses[value] == 1 and labels == output
+
+    def _merge(self, number: int, output: str, terms: Iterable[tuple[_Term, bool]]) -> None:
+        """Notes the products of several sums of them, some negative, and what else is added."""
+        found: dict[_Product, int] = {}
+        rest: list[_Addend] = []
+        for (value, labels), negative in terms:
+            if not self._is_merged((value, labels), output):
+                rest.append((value, _places(labels, output), negative))
+                continue
             self.merged.add(value)
             for product, weight in self.products[value].items():
                 own = self.builder.map("neg", weight) if negative else weight
                 self._add(found, product, own)
-        return found
+            rest += [(x, axes, own != negative) for x, axes, own in self.rest.get(value, ())]
+        self.products[number], self.rest[number] = found, rest
 
     def _add(self, found: dict[_Product, int], product: _Product, weight: int) -> None:
         before = found.get(product)
         found[product] = weight if before is None else self.builder.map("add", before, weight)
 
-    def _total(self, products: Mapping[_Product, int]) -> int:
+    def _total(self, number: int) -> int:
         """The sum of products; those with one table and weights before are one product."""
-        builder = self.builder
+        builder, products = self.builder, self.products[number]
         alone: list[int] = []
         groups: dict[tuple[_Term, str], list[_Product]] = {}
         for product in products:
-            groups.setdefault((product.table, product.other[1]), []).append(product)
+            groups.setdefault((product.table, _applied(product)), []).append(product)
         for group in groups.values():
             sizes, output = dict(group[0].sizes), group[0].output
             weighted = []
             before = self._are_before(group)
+            (table, labels), applied = group[0].table, _applied(group[0])
+            own = self.numbers[table], labels
             for product in group:
-                table, other = ((self.numbers[x], own) for x, own in (product.table, product.other))
                 weight = products[product], product.weight
+                if product.other is None:
+                    weighted.append(products[product])
+                    continue
+                other = self.numbers[product.other[0]], applied
                 if product.may_be_before and (before or not product.may_be_after):
-                    weighted.append(builder.pointwise("mul", [other, weight], other[1], sizes))
+                    weighted.append(builder.pointwise("mul", [other, weight], applied, sizes))
                 else:
-                    terms = [(builder.contract([table, other], output, sizes), output), weight]
+                    terms = [(builder.contract([own, other], output, sizes), output), weight]
                     alone.append(builder.pointwise("mul", terms, output, sizes))
             if weighted:
-                terms = [table, (builder.sum(weighted), other[1])]
+                terms = [own, (builder.sum(weighted), applied)]
                 alone.append(builder.contract(terms, output, sizes))
-        return builder.sum(alone)
+        return self._with_rest(number, builder.sum(alone))
+
+    def _with_rest(self, number: int, total: int) -> int:
+        """The sum of products and all that is added to them."""
+        tile = self.old.tiles[number]
+        labels = letters(len(tile))
+        sizes = dict(zip(labels, tile, strict=True))
+        for value, axes, negative in self.rest.get(number, ()):
+            term = self.numbers[value], "".join(labels[n] for n in axes)
+            function = "sub" if negative else "add"
+            total = self.builder.pointwise(function, [(total, labels), term], labels, sizes)
+        return total
 
     def _are_before(self, group: Iterable[_Product]) -> bool:
         """Whether one product with a sum is less than several, some of which others have, too.
@@ -432,11 +487,12 @@ class _Distribution:
         Products of tables are no work.
         """
         either = [x for x in group if self._is_choice(x)]
-        return sum(1 / self.pairs.get((x.table[0], x.other[0]), 1) for x in either) > 1
+        return sum(1 / self.pairs.get(_pair(x), 1) for x in either) > 1
 
     def _is_choice(self, product: _Product) -> bool:
-        of_element = bool(self.old.batch[product.other[0]])
-        return of_element and product.may_be_before and product.may_be_after
+        if product.other is None or not self.old.batch[product.other[0]]:
+            return False
+        return product.may_be_before and product.may_be_after
 
 
 def _places(labels: str, output: str) -> tuple[int, ...]:
@@ -444,10 +500,12 @@ def _places(labels: str, output: str) -> tuple[int, ...]:
 
 
 def _product(
-    operation: Contract, table: _Term, other: _Term, weight: _Term
+    operation: Contract, table: _Term, other: _Term | None, weight: _Term
 ) -> tuple[_Product, int]:
     """A product, and its weights."""
-    labels, names = canonical(operation.output, table[1], other[1], weight[1])
+    value, own = other or (None, "")
+    labels, names = canonical(operation.output, table[1], own, weight[1])
     output, first, second, by = labels
     sizes = tuple((new, operation.extents[old]) for old, new in names)
-    return _Product(output, (table[0], first), (other[0], second), by, sizes), weight[0]
+    applied = None if value is None else (value, second)
+    return _Product(output, (table[0], first), applied, by, sizes), weight[0]
