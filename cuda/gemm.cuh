@@ -66,6 +66,12 @@ __device__ __forceinline__ Fibre<T, M> split_gemm(Matrix halves, const Fibre<T, 
   return y;  // (M)
 }
 
+// sum + a b; of the term at 0, where a sum begins, a b.
+template <class T>
+__device__ __forceinline__ T with_term(int at, const T& a, const T& b, const T& sum) {
+  return at == 0 ? a * b : multiply_add(a, b, sum);
+}
+
 // y[m, n] += a[m] b[n]
 template <class T, int M, int N>
 __device__ __forceinline__ void gemm(Block<T, M, N>& y, const Fibre<T, M>& a,

@@ -74,7 +74,21 @@ __device__ __forceinline__ Pack<T, W> operator*(T a, const Pack<T, W>& b) {
   return y;
 }
 
+template <class T, int W>
+__device__ __forceinline__ Pack<T, W> operator*(const Pack<T, W>& a, const Pack<T, W>& b) {
+  Pack<T, W> y;
+  unrolled<W>([&](int w) { y.value[w] = a.value[w] * b.value[w]; });
+  return y;
+}
+
 // sum + a * b
+template <class T, int W>
+__device__ __forceinline__ Pack<T, W> multiply_add(const Pack<T, W>& a, const Pack<T, W>& b,
+                                                   Pack<T, W> sum) {
+  unrolled<W>([&](int w) { sum.value[w] = multiply_add(a.value[w], b.value[w], sum.value[w]); });
+  return sum;
+}
+
 template <class T, int W>
 __device__ __forceinline__ Pack<T, W> multiply_add(T a, const Pack<T, W>& b, Pack<T, W> sum) {
   unrolled<W>([&](int w) { sum.value[w] = multiply_add(a, b.value[w], sum.value[w]); });

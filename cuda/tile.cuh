@@ -213,12 +213,22 @@ __device__ __forceinline__ void across(int thread, const Body& body) {
   });
 }
 
-// The same for bodies so short that a thread had better be at several of them at a time.
-template <int THREADS, int... EXTENTS, class Body>
+// The same for bodies so short that a thread had better be at several of them at a time: of one
+// element after the other, if each has enough, so that no thread has to find out which one it is at.
+template <int THREADS, int ELEMENTS, int... EXTENTS, class Body>
 __device__ __forceinline__ void values(int thread, const Body& body) {
-  constexpr int count = Lines<EXTENTS...>::count;
+  constexpr int own = Lines<EXTENTS...>::count, count = ELEMENTS * own;
+  if constexpr (own >= 4 * THREADS) {
+    for (int e = 0; e < ELEMENTS; ++e) {
 #pragma unroll 4
-  for (unsigned line = thread; line < count; line += THREADS) Lines<EXTENTS...>::visit(line, body);
+      for (unsigned line = thread; line < own; line += THREADS)
+        Lines<EXTENTS...>::visit(line, body, e);
+    }
+  } else {
+#pragma unroll 4
+    for (unsigned line = thread; line < count; line += THREADS)
+      Lines<ELEMENTS, EXTENTS...>::visit(line, body);
+  }
 }
 
 // Makes what a group of THREADS threads wrote to shared memory visible to all of it.

@@ -13,6 +13,7 @@ from jaxmagma.primitives import assembly
 from jaxmagma.programs import reference
 from jaxmagma.programs.builder import Builder
 from jaxmagma.programs.functions import FUNCTIONS
+from jaxmagma.programs.normal import normal_form
 from jaxmagma.programs.program import ElementProgram, Input, Output
 from tests.conformance import interpreter
 
@@ -301,6 +302,41 @@ def moving(dtype: Any = "float64") -> ElementProgram:
     stacked = builder.stack([diagonal, third, w], 1)
     outputs = [reverse, scaled, parts, stacked, diagonal]
     return builder.build([Output(x, (0,)) for x in outputs] + [Output(parts, ())]).program
+
+
+def matrices(
+    points: int, nodes: int, components: int, dtype: Any = "float64", rows: int = 0
+) -> ElementProgram:
+    """A stiffness matrix by a tensor of moduli, of slopes that differ between elements.
+
+    Test functions may be as many ``rows``, of other tables.
+    """
+    rng = np.random.default_rng(13)
+    tables = [rng.uniform(-1, 1, (points, x, components)) for x in (nodes, rows or nodes)]
+    moduli = rng.uniform(-1, 1, 4 * (components,)).astype(dtype)
+    trial, test = (x.astype(dtype) for x in tables)
+
+    def element(x: jax.Array) -> jax.Array:
+        jacobian = jnp.einsum("ni,qnd->qid", x, trial)
+        weight = jnp.sum(jacobian**2, (1, 2))
+        g = jnp.einsum("qnd,qid->qni", trial, jacobian)
+        h = g if rows == 0 else jnp.einsum("qnd,qdi->qni", test, jnp.tanh(jacobian))
+        made = jnp.einsum("qaj,ijkl,qbl,q->aibk", h, moduli, g, weight)
+        return made.reshape((rows or nodes) * components, nodes * components)
+
+    return normal_form(program_of(element, (nodes, components), dtype=dtype))[0]
+
+
+def products_of_tiles(points: int, size: int, dtype: Any = "float64") -> ElementProgram:
+    """Of few tiles many, which go to outputs, to functions and to a product with a vector."""
+
+    def element(x: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+        factors = [jnp.sin(x), jnp.cos(x), jnp.tanh(x) + 1]
+        m = [[jnp.einsum("qa,qb->ab", f, g) for g in factors] for f in factors]
+        paired = jnp.einsum("qa,qb,a->ab", factors[0], factors[1], y)
+        return m[0][1] * m[0][2] - m[1][2], m[1][1], (m[2][0] / (2 + m[2][2] ** 2)) @ y, paired
+
+    return normal_form(program_of(element, (points, size), (size,), dtype=dtype))[0]
 
 
 def sums(dtype: Any = "float64") -> ElementProgram:

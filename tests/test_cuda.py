@@ -526,6 +526,15 @@ def test_sums_of_values_of_an_element(elements: int, dtype: str) -> None:
     check_fused(cuda_fused.sums(dtype), elements)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("elements", [0, 1, ELEMENTS])
+def test_matrices_of_elements(elements: int, dtype: str) -> None:
+    """Products of an element's own tiles, and what is made of several of them."""
+    check_fused(cuda_fused.matrices(8, 8, 3, dtype), elements)
+    check_fused(cuda_fused.matrices(5, 3, 2, dtype, rows=7), elements)
+    check_fused(cuda_fused.products_of_tiles(7, 9, dtype), elements)
+
+
 @pytest.mark.parametrize("count", [31, 128, 600, 2049])
 def test_long_vectors(count: int) -> None:
     """Sums of so many values, what is made of them, and the vector once more."""

@@ -12,7 +12,7 @@ from jaxmagma.lowering.cuda.layout.banks import Access, Strides, pieces
 from jaxmagma.lowering.cuda.layout.spreads import ACROSS
 from jaxmagma.lowering.cuda.model import choose
 from jaxmagma.lowering.cuda.parameters import Parameters
-from jaxmagma.lowering.cuda.schedule.sweeps import grouped
+from jaxmagma.lowering.cuda.schedule.sweeps import Gemm, grouped
 from jaxmagma.programs.program import ElementProgram
 from tests import cuda_fused
 from tests.cuda_programs import gradient, mass
@@ -97,6 +97,17 @@ def test_rows_of_global_memory_like_threads_of_one_element() -> None:
         strides = Strides((stride,), 16 * stride)
         found = [pieces(Access(((16, 0),), 128, x), strides, 8, 8) for x in (1, ACROSS)]
         assert found == [side_by_side, across]
+
+
+@pytest.mark.parametrize("components", [2, 3])
+def test_products_of_tiles_are_dots_of_one_sweep(components: int) -> None:
+    """All blocks of an element's matrix, which leaves shared memory as it is in memory."""
+    block = block_of(cuda_fused.matrices(8, 8, components), Parameters())
+    (sweep,) = (x for x in block.schedule.sweeps if x.dots)
+    assert len(sweep.dots) == components**2
+    assert len(sweep.wholes) == 1 and {*sweep.wholes} == block.schedule.rewritten
+    # Coordinates of nodes times a table are the only product that is none of them.
+    assert sum(isinstance(x, Gemm) for x in block.schedule.stages) == 1
 
 
 def test_fibres_share_what_is_read_of_a_matrix() -> None:

@@ -15,7 +15,7 @@ equal operations are one and what is zero by structure is gone (see
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 import numpy as np
@@ -45,6 +45,8 @@ from jaxmagma.programs.weights import has_weighted_sums, with_weights_inside
 # Of small matrices at a point, and of how many values at a point there may be.
 _LARGEST_MATRIX = 4
 _MOST_PIECES = 64
+# A tensor of moduli, of four axes, has so many.
+_MOST_MODULI = 81
 # Of so many values at a point, those of a tensor of two axes, all elements may share a matrix.
 _MOST_APPLIED = 9
 
@@ -92,7 +94,7 @@ class _Axes(JoinedAxes):
             self._join_axes(number, operation)
         self._apart = set(map(self.root, self._apart))  # from here on no axes are joined
         products = [_product(program, x) for x in program.operations if isinstance(x, Contract)]
-        modes = {x for product in products for x in self._modes(product)}
+        modes = frozenset(x for product in products for x in self._modes(product))
         self._apart -= modes
         applied = {
             axis
@@ -103,7 +105,7 @@ class _Axes(JoinedAxes):
         for product in products:
             self._apart.update(set(self._small_at_points(product)) - modes)
             self._apart.update(set(self._small_sums(product)) - applied)
-        while any([self._small_of_elements(product) for product in products]):
+        while any([self._small_of_elements(x) | self._of_moduli(x, modes) for x in products]):
             pass
 
     def components(self, value: int) -> list[int]:
@@ -111,7 +113,9 @@ class _Axes(JoinedAxes):
         tile = self.program.tiles[value]
         found = [n for n in range(len(tile)) if self.root((value, n)) in self._apart]
         count = math.prod(tile[n] for n in found)
-        return list(reversed(found)) if count <= _MOST_PIECES else []
+        are_moduli = len(tile) == 4 and not self.program.batch[value]
+        most = _MOST_MODULI if are_moduli else _MOST_PIECES
+        return list(reversed(found)) if count <= most else []
 
     # Axes of several values that are one, and axes along which some operation takes a part.
 
@@ -184,6 +188,27 @@ class _Axes(JoinedAxes):
                 small = self.program.tiles[value][axis] <= _LARGEST_MATRIX
                 if small and label not in product.output:
                     yield self.root((value, axis))
+
+    def _of_moduli(self, product: Contract, modes: Set[Axis]) -> bool:
+        """What a small tensor that all elements share makes of others of components, or alone.
+
+        Blocks of an element's matrix are sums of products, each times some of the moduli. What a
+        matrix makes, of one axis, may be points.
+        """
+        batched, before = _batched(self.program, product), len(self._apart)
+        others = {label for _, labels in batched for label in labels}
+        for value, labels in product.terms:
+            own = {label: self.root((value, axis)) for axis, label in enumerate(labels)}
+            made = {x: own[x] for x in set(product.output) & own.keys() - others}
+            extents = [product.extents[x] for x in made]
+            small = min(extents, default=1) > 1 and math.prod(extents) <= _MOST_APPLIED
+            used = own.keys() - made.keys()
+            table = used and min(len(used), len(made)) == 1
+            if self.program.batch[value] or not batched or not small or table:
+                continue
+            if all(own[x] in self._apart for x in used):
+                self._apart.update(set(made.values()) - modes)
+        return len(self._apart) > before
 
     def _small_of_elements(self, product: Contract) -> bool:
         """A matrix of the element, applied at every point, has no other axes than components."""

@@ -323,7 +323,7 @@ def _in_memory(block: Block) -> int:
 def _is_pointwise(block: Block) -> bool:
     """Whether all stages are sweeps, and none of them applies a matrix."""
     sweeps = block.schedule.sweeps
-    matrices = any(move.matrix is not None for sweep in sweeps for move in sweep.moves)
+    matrices = any(move.matrix or move.is_dot for sweep in sweeps for move in sweep.moves)
     return len(sweeps) == len(block.schedule.stages) and not matrices and not block.ends.summed
 
 

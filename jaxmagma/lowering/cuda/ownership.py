@@ -19,6 +19,8 @@ from jaxmagma.lowering.cuda.schedule.sweeps import (
     Stage,
     Sweep,
     Total,
+    copies,
+    made_by,
 )
 from jaxmagma.lowering.cuda.transfers import Transfers, is_direct
 
@@ -33,6 +35,8 @@ ENOUGH_THREADS = 128
 FEW_THREADS = 64
 FEW_ELEMENTS = 4
 FEW_STAGES = 3
+# Lines of a sweep of dots that are work for one thread (benchmarks/results/elements-h200.txt).
+DOTS = 2
 # Multiply-adds of an accumulation that are work for one thread.
 ACCUMULATED_VALUES = 1024
 # Where a fibre of four-byte values takes no more registers, a thread has so many at a time; two, if
@@ -87,20 +91,25 @@ def ownerships(matrices: Matrices, transfers: Transfers, given: Parameters) -> I
     """All with these parameters: the model's favourite, then those of ever fewer elements."""
     schedule = matrices.schedule
     packed = _packed(matrices, given)
-    busy = [_threads_of(schedule, x, packed) for x in schedule.stages]
+    # What leaves shared memory as it is there is moved by however many threads there are.
+    stages = [x for x in schedule.stages if not (copies(x) and schedule.wholes & {*made_by(x)})]
+    busy = [_threads_of(schedule, x, packed) for x in stages]
     widest = max(busy, default=1)
+    usual = _usual_threads(schedule, stages, busy)
     groups = _groups(schedule, given)
     paired = given.fibres or QUAD_FIBRES
-    for elements, threads in _shapes(transfers, busy, given):
+    for elements, threads in _shapes(transfers, widest, usual, given):
         # Barriers of several warps are barriers of the whole block.
         several = groups if threads <= WARP else 1
         yield Ownership(threads, elements, several, packed, paired, widest)
 
 
-def _shapes(transfers: Transfers, busy: Sequence[int], given: Parameters) -> list[tuple[int, int]]:
-    """(elements, threads) of a group, if an element keeps so many threads busy in each stage."""
+def _shapes(
+    transfers: Transfers, widest: int, usual: int, given: Parameters
+) -> list[tuple[int, int]]:
+    """(elements, threads) of a group, if an element keeps so many threads busy."""
     schedule, in_rows = transfers.schedule, bool(transfers.streams)
-    most = widest = max(busy, default=1)
+    most = widest
     if given.elements is not None:
         threads = min(MAX_THREADS, _round_up(given.elements * most, WARP))
         return [(given.elements, given.threads or threads)]
@@ -114,7 +123,7 @@ def _shapes(transfers: Transfers, busy: Sequence[int], given: Parameters) -> lis
         return [(1, given.threads or QUAD_THREADS)]
     if most > largest:
         # Unless most stages have work for few, as products of an element's matrices have.
-        most = _usual_threads(schedule, busy)
+        most = usual
         if most > largest:
             return [(1, given.threads or min(512, _round_up(widest, WARP)))]
     # So many threads are enough to be several blocks on a multiprocessor, and few enough for their
@@ -154,13 +163,17 @@ def _threads_of(schedule: Schedule, stage: Stage, packed: int) -> int:
         # The threads that have fibres take several points, unless points are much of the work.
         fibres = sum(x.flops for x in schedule.sweeps if not x.single)
         return -(-stage.count // (4 if 2 * stage.flops <= fibres else 1))
+    if stage.dots:
+        # Stages before it have work for few threads, and more of that with more elements.
+        return -(-stage.count // DOTS)
     return -(-stage.count // packed)
 
 
-def _usual_threads(schedule: Schedule, busy: Sequence[int]) -> int:
+def _usual_threads(schedule: Schedule, stages: Sequence[Stage], busy: Sequence[int]) -> int:
     """Threads that one element keeps busy at a time, on average (results/rules-h200.txt)."""
-    work = [_work_of(schedule, x) for x in schedule.stages]
-    return math.ceil(sum(work) / sum(x / y for x, y in zip(work, busy, strict=True)))
+    work = [_work_of(schedule, x) for x in stages]
+    times = sum(x / y for x, y in zip(work, busy, strict=True))
+    return math.ceil(sum(work) / times) if times else 1
 
 
 def _work_of(schedule: Schedule, stage: Stage) -> int:

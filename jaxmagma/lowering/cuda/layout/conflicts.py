@@ -150,7 +150,8 @@ def _accesses_to(transfers: Transfers, tile: int, threads: int) -> Iterator[tupl
             continue
         if isinstance(stage, Sweep):
             read = [x for x in stage.loads if x.tile == tile]
-            for value in [stage.tiles[tile]] if makes else read:
+            made = [stage.tiles[tile]] if tile in stage.tiles else []
+            for value in made if makes else read:
                 yield position, Access(_lines(stage, value), threads)
         elif isinstance(stage, Accumulation):
             for lines in _of_sum(stage, tile):

@@ -5,7 +5,7 @@ is *staged*, and results that would be written far apart leave through shared me
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from jaxmagma.lowering.cuda.schedule.accumulations import WHOLE_REGISTERS, whole_registers
@@ -60,6 +60,11 @@ class Schedule:
     @cached_property
     def sweeps(self) -> tuple[Sweep, ...]:
         return tuple(x for x in self.stages if isinstance(x, Sweep))
+
+    @cached_property
+    def wholes(self) -> frozenset[int]:
+        """The tiles that some sweep makes all parts of."""
+        return frozenset(x for sweep in self.sweeps for x in sweep.wholes)
 
     @cached_property
     def octets(self) -> int:
@@ -130,12 +135,13 @@ def schedules_of(
 
     def schedule(staging: bool) -> Schedule:
         some, staged = _with_staging(ends, stages, staging)
-        rewritten = {x for x in ends.written if x in made and _in_fibres(ends, x, some)}
-        copied = [x for x in ends.written if x not in made or x in rewritten]
-        every = _with_ends(ends, some, whole, copied)
-        return Schedule(
-            ends, tuple(every), quads, halves, whole, frozenset(staged), frozenset(rewritten)
-        )
+        own, some = _with_wholes(ends, some)
+        rewritten = {x for x in own.written if x in made and _in_fibres(own, x, some)}
+        copied = [x for x in own.written if x not in made or x in rewritten]
+        every = _with_ends(own, some, whole, copied)
+        made_whole = {x for y in some if isinstance(y, Sweep) for x in y.wholes}
+        facts = map(frozenset, (staged, rewritten | made_whole))
+        return Schedule(own, tuple(every), quads, halves, whole, *facts)
 
     first = schedule(staging=True)
     avoidable = any(ends.origin(x).index is None for x in first.staged)
@@ -153,14 +159,47 @@ def _with_staging(
     staged: set[int] = set()
     uses = [x for step in ends.plan.steps for x in step.operands]
     for stage in stages:
-        for operand in stage.step.operands if isinstance(stage, Gemm | Total) else ():
-            again = isinstance(stage, Gemm) or uses.count(operand) > 1
+        for operand in _read_often(stage):
+            again = not isinstance(stage, Total) or uses.count(operand) > 1
             needed = (staging and again) or ends.origin(operand).index is not None
             if ends.is_outside(operand) and needed and operand not in staged:
                 staged.add(operand)
                 found.append(copy_sweep(ends.plan, operand))
         found.append(stage)
     return found, staged
+
+
+def _read_often(stage: Stage) -> list[int]:
+    """The operands of products of two tiles of an element, and of sums."""
+    if isinstance(stage, Sweep):
+        return [x.tile for move in stage.dots for x in move.operands]
+    return list(stage.step.operands) if isinstance(stage, Gemm | Total) else []
+
+
+def _with_wholes(ends: Ends, stages: Sequence[Stage]) -> tuple[Ends, list[Stage]]:
+    """With matrices of elements put together in shared memory, whose parts are made by dots.
+
+    There is little else in memory. If every part were written to its places in the output, which
+    are apart, memory would be asked for each sector as often as there are parts in it.
+    """
+    found = list(stages)
+    for output in ends.stored:
+        tile = ends.plan.results[output]
+        parts = {n for n, places in ends.written.items() if output in (out for out, _ in places)}
+        for position, stage in enumerate(found):
+            if isinstance(stage, Sweep) and stage.dots and 1 < len(parts & stage.tiles.keys()):
+                if parts <= stage.tiles.keys() and tile in ends.skipped:
+                    ends = ends.with_whole(tile, output)
+                    lines = _in_order(stage, ends, min(parts))
+                    found[position] = replace(stage, lines=lines, wholes=(*stage.wholes, tile))
+    return ends, found
+
+
+def _in_order(sweep: Sweep, ends: Ends, part: int) -> str:
+    """The lines of a sweep, those last along which a part goes to places side by side."""
+    ((_, at),) = ends.parts[part]
+    strides = dict(zip(sweep.tiles[part].labels, at.strides, strict=True))
+    return "".join(sorted(sweep.lines, key=lambda x: -strides.get(x, 0)))
 
 
 def _in_fibres(ends: Ends, tile: int, stages: Sequence[Stage]) -> bool:

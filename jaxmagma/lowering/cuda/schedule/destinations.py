@@ -15,7 +15,7 @@ from jaxmagma.programs.program import Place
 from jaxmagma.programs.strides import composed_view, places, row_major
 
 
-Destination = tuple[int, Strided]  # an output, and where in it
+Destination = tuple[int, Strided]  # an output, or a tile, and where in it
 
 
 def find_destinations(

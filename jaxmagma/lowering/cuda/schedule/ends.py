@@ -6,7 +6,7 @@ where its values are (``origins``); a part of a result is written to its place t
 """
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -17,10 +17,11 @@ from jaxmagma.lowering.cuda.schedule.accumulations import (
     whole_registers,
 )
 from jaxmagma.lowering.cuda.schedule.destinations import Destination, find_destinations
-from jaxmagma.lowering.cuda.schedule.origins import Origin, origin
+from jaxmagma.lowering.cuda.schedule.origins import Origin, Strided, origin
 from jaxmagma.lowering.cuda.schedule.sweeps import Accumulation
 from jaxmagma.plans.plan import Plan
 from jaxmagma.programs.program import Gather, View
+from jaxmagma.programs.strides import row_major
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,14 @@ class Ends:
     brought: Mapping[int, Gather]  # gathered tiles that threads bring ahead of their use
     origins: Mapping[int, Origin]  # of tiles whose values are part of others
     written: Mapping[int, Sequence[Destination]]  # where in outputs tiles go
+    parts: Mapping[int, Sequence[Destination]]  # where in tiles in shared memory others go
     accumulations: tuple[Accumulation, ...]  # products that are only summed over elements
     skipped: frozenset[int]  # tiles that nobody needs on chip
 
     def __repr__(self) -> str:
         brought = (f"%{n} is gathered for the next elements" for n in self.brought)
-        parts = (f"%{n} is part of %{x.tile}" for n, x in self.origins.items())
+        parts = tuple(f"%{n} is part of %{x.tile}" for n, x in self.origins.items())
+        parts += tuple(f"%{n} is part of %{x}" for n, y in self.parts.items() for x, _ in y)
         written = (f"%{n} is out{out}" for n, places in self.written.items() for out, _ in places)
         summed = (f"out{n} is a sum over elements" for n in self.summed)
         return "\n".join((*brought, *parts, *written, *summed))
@@ -60,6 +63,17 @@ class Ends:
     def gathered(self) -> frozenset[int]:
         """The vectors that are gathered from."""
         return frozenset(x.vector for x in self.plan.steps if isinstance(x, Gather))
+
+    def with_whole(self, tile: int, output: int) -> "Ends":
+        """The same with an output that is put together in shared memory, as a tile."""
+        plain = Strided(0, row_major(self.plan.tiles[tile].shape))
+        written, parts = {tile: [(output, plain)]}, dict(self.parts)
+        for part, places in self.written.items():
+            left = [(out, at) for out, at in places if out != output]
+            own = [(tile, at) for out, at in places if out == output]
+            written |= {part: left} if left else {}
+            parts |= {part: [*parts.get(part, ()), *own]} if own else {}
+        return replace(self, written=written, parts=parts)
 
     def origin(self, tile: int) -> Origin:
         return self.origins.get(tile) or Origin(tile)
@@ -112,7 +126,7 @@ def ends_of(plan: Plan, ahead: bool) -> Ends:
     written, by_parts = find_destinations(plan, stored)
     products, gone = accumulations(plan)
     skipped = frozenset(by_parts | gone)
-    return Ends(plan, summed, stored, brought, origins, written, tuple(products), skipped)
+    return Ends(plan, summed, stored, brought, origins, written, {}, tuple(products), skipped)
 
 
 def _constant(plan: Plan, tile: int) -> np.ndarray | None:

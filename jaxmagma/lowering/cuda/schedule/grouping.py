@@ -23,7 +23,7 @@ from jaxmagma.lowering.cuda.schedule.sweeps import (
     made_by,
     with_products_together,
 )
-from jaxmagma.plans.plan import Pointwise, Rearrange
+from jaxmagma.plans.plan import Pointwise, Product, Rearrange
 from jaxmagma.programs.program import Place
 
 
@@ -73,6 +73,8 @@ def _stage(progress: Progress, number: int) -> Stage:
     step = steps.every[number]
     if isinstance(step, Place):
         return Assembly(number, step)
+    if isinstance(step, Product) and number in steps.dots:
+        return _of_dots(progress, number) or Gemm(number, step)
     if number in steps.pointwise:
         fibres = [*dict.fromkeys(_later_modes(progress, number)), ""]
     else:
@@ -90,6 +92,18 @@ def _stage(progress: Progress, number: int) -> Stage:
         assert not isinstance(step, Pointwise)
         return Total(number, step) if isinstance(step, Rearrange) else Gemm(number, step)
     return best
+
+
+def _of_dots(progress: Progress, number: int) -> Sweep | None:
+    """Dots of no more tiles than they are, and what is done with what they make."""
+    steps = progress.steps
+    sweep = opened(steps, number, "")
+    if sweep is None:
+        return None
+    sweep = _with_products(progress.without(sweep.tiles), sweep, patient=True)
+    if len({x for move in sweep.moves for x in move.operands}) > len(sweep.moves):
+        return None
+    return _filled(progress.without(sweep.tiles), sweep)
 
 
 def _later_modes(progress: Progress, number: int) -> Iterator[str]:
@@ -130,13 +144,19 @@ def _filled(progress: Progress, sweep: Sweep, patient: bool = True) -> Sweep:
 def _with_products(progress: Progress, sweep: Sweep, patient: bool) -> Sweep:
     """The sweep with mode products, and sums of what it makes, one by one."""
     steps = progress.steps
+    sums = any(isinstance(x.step, Rearrange) and not x.pointwise for x in sweep.moves)
     for number in sorted(progress.todo - steps.pointwise):
         outside = [x for x in steps.operands[number] if x not in sweep.tiles]
         if number not in steps.operations or not progress.ready.issuperset(outside):
             continue
         here = len(outside) < len(steps.operands[number])
-        if here or (number in steps.modes and not (patient and _waits(progress, number))):
-            added = with_step(steps, sweep, number, {})
+        mode = number in steps.modes and not (patient and _waits(progress, number))
+        step = steps.operations[number]
+        # Sums and dots by themselves join others, along the same lines.
+        alike = sweep.dots if number in steps.dots else sums and isinstance(step, Rearrange)
+        if here or mode or alike:
+            names = {} if here or mode else dict(zip(step.output_labels, sweep.lines, strict=False))
+            added = with_step(steps, sweep, number, names)
             if added and steps.fit(added):
                 sweep, progress = added, progress.without([number])
     return sweep

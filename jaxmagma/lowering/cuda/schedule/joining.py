@@ -1,6 +1,7 @@
 """How steps join a sweep: which of its lines their labels are, and whether they fit there."""
 
 import heapq
+import itertools
 from collections.abc import Collection, Mapping
 
 from jaxmagma.lowering.cuda.schedule.steps import Progress, Steps
@@ -84,6 +85,8 @@ def with_step(steps: Steps, sweep: Sweep, number: int, wanted: Names) -> Sweep |
     """The sweep with a step whose operands are there, if it fits."""
     if number in steps.modes:
         move = _mode(steps, sweep, number)
+    elif number in steps.dots:
+        move = _dot(steps, sweep, number)
     else:
         move = _pointwise(steps, sweep, number, wanted)
     return sweep.with_move(move) if move else None
@@ -116,6 +119,26 @@ def _mode(steps: Steps, sweep: Sweep, number: int) -> Move | None:
     result = Value(number, _renamed(step.output_labels, names), extents.get(mode.new, 1))
     matrix = Matrix(mode.matrix, index(mode.new), index(mode.contracted))
     return Move(step, result, (operand,), matrix)
+
+
+def _dot(steps: Steps, sweep: Sweep, number: int) -> Move | None:
+    """A sum of products whose lines are those of the sweep, if they can be the same.
+
+    In the order in which it reads most that others read, too.
+    """
+    step = steps.operations[number]
+    output, found = step.output_labels, list[Move]()
+    if not sweep.tiles.keys().isdisjoint(step.operands):
+        return None
+    for lines in itertools.permutations(sweep.lines):
+        names = dict(zip(output, lines, strict=False))
+        if [step.extents[x] for x in output] != [sweep.extents[x] for x in lines]:
+            continue
+        names[steps.summed[number]] = ALONG
+        length = step.extents[steps.summed[number]]
+        own = (Value(x, _renamed(labels, names), length) for x, labels in step.terms)
+        found.append(Move(step, Value(number, _renamed(output, names)), tuple(own)))
+    return max(found, key=lambda x: sum(y in sweep.loads for y in x.operands), default=None)
 
 
 def _names(steps: Steps, sweep: Sweep, number: int, wanted: Names) -> Names | None:

@@ -36,6 +36,7 @@ class Steps:
     modes: Mapping[int, Mode]  # the mode products
     summed: Mapping[int, str]  # the labels that an operation sums over
     pointwise: frozenset[int]  # operations that neither sum nor are mode products
+    dots: frozenset[int]  # products of two tiles of an element, summed over one label
     operands: Mapping[int, Sequence[int]]
     consumers: Mapping[int, Sequence[int]]
     neighbours: Mapping[int, Sequence[int]]  # operands and consumers
@@ -89,14 +90,22 @@ def steps_of(
         for n, step in operations.items()
     }
     pointwise = frozenset([n for n, x in summed.items() if not x and n not in modes])
+    dots = frozenset([n for n, x in operations.items() if _is_dot(plan, x) and n not in modes])
     operands = {n: x.operands for n, x in every.items()}
     consumers: dict[int, list[int]] = {n: [] for n in range(len(plan.tiles))}
     for number, needed in operands.items():
         for operand in needed:
             consumers[operand].append(number)
     neighbours = {n: (*x, *consumers[n]) for n, x in operands.items()}
-    facts = every, operations, modes, summed, pointwise, operands, consumers, neighbours, shown
-    return Steps(plan, quads, split, LIVE_REGISTERS - registers, *facts)
+    facts = every, operations, modes, summed, pointwise, dots, operands, consumers, neighbours
+    return Steps(plan, quads, split, LIVE_REGISTERS - registers, *facts, shown)
+
+
+def _is_dot(plan: Plan, step: Operation) -> bool:
+    """Whether lines have rows and columns of tiles that differ between elements."""
+    if not isinstance(step, Product) or not (step.rows and step.columns):
+        return False
+    return len(step.contracted) == 1 and all(plan.tiles[x].batched for x in step.operands)
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,15 @@ value it touches; the other labels, the *lines*, are spread over the threads. Al
 leave the lines alone can share a sweep and hand fibres on in registers:
 
 * a mode product ``y[.., m, ..] = sum_k matrix[m, k] x[.., k, ..]`` with fibres along k, then m;
-* a pointwise function, a product without contraction, a transposition, a sum along the fibre.
+* a pointwise function, a product without contraction, a transposition, a sum along the fibre;
+* a *dot* ``y[..] = sum_k left[.., k] right[.., k]`` of two tiles that are read.
 
 A fibre is owned by one thread, or by a quad: four lanes that have a quarter of it each, as tensor
 cores take it.
 
 What contracts two tiles of the same element is a ``Gemm``: every thread owns a block of the result.
+Several such products of few tiles are dots of one sweep: what one thread reads serves all of them,
+and functions of what they make need no shared memory.
 If the result is only summed over elements, it is an ``Accumulation``: warps own pieces of the sum.
 """
 
@@ -87,6 +90,11 @@ class Move:
         return self.result.length, self.operands[0].length
 
     @cached_property
+    def is_dot(self) -> bool:
+        """Whether it is a sum of products of two fibres."""
+        return isinstance(self.step, Product) and bool(self.step.contracted) and not self.matrix
+
+    @cached_property
     def pointwise(self) -> bool:
         """Whether each value of the result comes from one value of each operand."""
         if self.matrix is not None or self.step is None:
@@ -114,7 +122,8 @@ class Sweep:
     """Operations on fibres; ``lines`` are the labels spread over threads, the last one fastest.
 
     ``lanes`` of a warp own a fibre together: 1 or QUAD. Of products that follow each other with one
-    matrix at most so many are done ``together``.
+    matrix at most so many are done ``together``. Of some tiles in shared memory, the ``wholes``, it
+    makes all parts.
     """
 
     lines: str
@@ -125,6 +134,7 @@ class Sweep:
     outers: tuple[Outer, ...] = ()
     tiles: Mapping[int, Value] = field(default_factory=dict)  # what the sweep computes
     together: int = 1
+    wholes: tuple[int, ...] = ()
 
     def operand(self, tile: int, labels: str, length: int) -> Value:
         """A tile in registers: made in this sweep, or read."""
@@ -138,6 +148,10 @@ class Sweep:
                 loads = (*loads, value)
         tiles = {**self.tiles, move.result.tile: move.result}
         return Sweep(self.lines, self.extents, self.lanes, loads, moves, self.outers, tiles)
+
+    @property
+    def dots(self) -> list[Move]:
+        return [x for x in self.moves if x.is_dot]
 
     def with_outer(self, outer: Outer) -> "Sweep":
         """The same with one more outer product."""
@@ -238,7 +252,7 @@ def copies(stage: Stage) -> bool:
 def made_by(stage: Stage) -> list[int]:
     """The tiles that a stage makes."""
     if isinstance(stage, Sweep):
-        return list(stage.tiles)
+        return [*stage.tiles, *stage.wholes]
     return [] if isinstance(stage, Accumulation) else [stage.number]
 
 
@@ -353,6 +367,10 @@ def live_registers(plan: Plan, sweep: Sweep, split: Collection[int]) -> int:
             # A fibre that ends here gives its registers to one that begins.
             inside = sum(map(size, alive - done))
             inside += max(sum(map(size, done)), sum(map(size, now))) + extra
+        elif group[0].is_dot:
+            # Of what is read there is one value at a time.
+            now = made
+            inside = sum(map(size, alive | made)) + len({x for y in group for x in y.operands})
         else:
             alive |= {x for move in group for x in move.operands}
             now = made
@@ -384,7 +402,7 @@ def outers_after(sweep: Sweep) -> list[list[Outer]]:
 
 
 def grouped(sweep: Sweep) -> list[list[Move]]:
-    """Runs of pointwise operations on fibres of one length, and products that are done together."""
+    """Runs of operations: pointwise ones on fibres of one length, dots, products done together."""
     groups: list[list[Move]] = []
     for move in sweep.moves:
         if groups and _belongs(sweep, groups[-1], move):
@@ -398,6 +416,9 @@ def _belongs(sweep: Sweep, group: Sequence[Move], move: Move) -> bool:
     last = group[-1]
     if move.pointwise or last.pointwise:
         return move.pointwise and last.pointwise and move.result.length == last.result.length
+    if move.is_dot or last.is_dot:
+        lengths = {x.operands[0].length for x in (move, last)}
+        return move.is_dot and last.is_dot and len(lengths) == 1
     return _share(move, last) and len(group) < sweep.together and not _reads(move, group)
 
 
@@ -442,7 +463,7 @@ def described(stage: Stage) -> str:
     owners = "quads" if stage.lanes > 1 else "threads"
     done = []
     for move in stage.moves:
-        plain = "mul" if len(move.operands) > 1 else "copy"
+        plain = "dot" if move.is_dot else "mul" if len(move.operands) > 1 else "copy"
         how = f"m{move.matrix.tile}" if move.matrix else getattr(move.step, "function", plain)
         operands = " ".join(f"%{x.tile}[{x.labels}]" for x in move.operands)
         done.append(f"%{move.result.tile}[{move.result.labels}] = {how} {operands}")

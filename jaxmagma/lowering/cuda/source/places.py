@@ -77,6 +77,8 @@ class Places:
         if self.to_shared(tile):
             strides = self.block.layout.tiles[tile].strides.axes
             found.append(Writing(self._element(f"s{tile}"), strides))
+        for whole, at in self.block.ends.parts.get(tile, ()):
+            found.append(Writing(self._element(f"s{whole}") + offset(at.offset), at.strides))
         if self._stores_output(tile):
             # A place of several fibres knows itself which of them are to be written.
             slice_, guard = (", slice", "") if self._packed else ("", "if (slice.has(e)) ")

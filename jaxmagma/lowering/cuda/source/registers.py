@@ -105,6 +105,12 @@ class Registers:
             type_ = f"Pack<{type_}, {fibres}>"
         return f"Fibre<{type_}, {length}>"
 
+    @property
+    def type_of_value(self) -> str:
+        """Of one value for each of the fibres that a thread has at a time."""
+        fibres = self.block.ownership.fibres(self.sweep)
+        return f"Pack<{self.block.type}, {fibres}>" if self.owner else self.block.type
+
     def each_fibre(self) -> AbstractContextManager[None]:
         """What is printed meanwhile is done for every fibre."""
         extents = [self.sweep.extents[x] for x in self.sweep.lines]

@@ -1,6 +1,7 @@
 """Sweeps: loads of fibres, products with matrices, pointwise functions, stores."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from jaxmagma.lowering.cuda.functors import FUNCTORS
 from jaxmagma.lowering.cuda.schedule.sweeps import (
@@ -23,10 +24,34 @@ from jaxmagma.plans.plan import Pointwise, Product, Rearrange
 def print_sweep(
     text: Text, matrices: Matrices, places: Places, streams: Streams, sweep: Sweep
 ) -> None:
-    registers = Registers(text, places, sweep)
+    registers = Registers(text, places, _with_lines_joined(places, sweep))
     streams.print_begin(places.position)
     with registers.each_fibre():
         _print_groups(text, matrices, registers, streams)
+
+
+def _with_lines_joined(places: Places, sweep: Sweep) -> Sweep:
+    """A sweep of single values with one line in place of some that follow each other everywhere.
+
+    Then threads need not divide by the extents of all of them to find their places.
+    """
+    if not (sweep.single and sweep.lines):
+        return sweep
+    walks: list[dict[str, int]] = []  # strides along lines
+    for value in sweep.at_hand:
+        reading = places.reading(value.tile) if value in sweep.loads else None
+        strides = [x.strides for x in (reading, *places.writings(value.tile)) if x is not None]
+        if reading is not None and reading.component is not None:
+            strides.append(reading.component.strides)
+        walks += [dict(zip(value.labels, x, strict=True)) for x in strides]
+    lines, extents = sweep.lines[-1], dict(sweep.extents)
+    for line in reversed(sweep.lines[:-1]):
+        count, faster = extents[lines[0]], lines[0]
+        if all(x.get(line, 0) == count * x.get(faster, 0) for x in walks):
+            extents[faster] *= extents[line]
+        else:
+            lines = line + lines
+    return replace(sweep, lines=lines, extents=extents)
 
 
 def _print_groups(text: Text, matrices: Matrices, registers: Registers, streams: Streams) -> None:
@@ -44,6 +69,8 @@ def _print_groups(text: Text, matrices: Matrices, registers: Registers, streams:
             later = {x for g in groups[number + 1 :] for m in g for x in m.operands}
             later.update(x for found in outers[number:] for y in found for x in y.operands)
             _print_points(text, registers, group, later)
+        elif group[0].is_dot:
+            _print_dots(text, registers, group)
         elif len(group) > 1 and not matrices.near(group[0]) and not registers.owner:
             _print_together(text, matrices, registers, group)
         else:
@@ -111,6 +138,20 @@ def _print_together(
         name = registers.named_fibre(move.result)
         text(f"const auto {name} = fibre<{number}>({made});", shape)
         registers.store_fibre(move.result, name)
+
+
+def _print_dots(text: Text, registers: Registers, group: Sequence[Move]) -> None:
+    """Sums of products, term by term: what several of them read is read once."""
+    names = [registers.named_value(move.result) for move in group]
+    text(f"{registers.type_of_value} {listed(names)};")
+    text("#pragma unroll")
+    with text.braces(f"for (int {POINT} = 0; {POINT} < {group[0].operands[0].length}; ++{POINT})"):
+        inner = registers.inner()
+        for move, name in zip(group, names, strict=True):
+            left, right = map(inner.value, move.operands)
+            text(f"{name} = with_term({POINT}, {left}, {right}, {name});")
+    for move, name in zip(group, names, strict=True):
+        registers.store_value(move.result, name)
 
 
 def _print_points(text: Text, registers: Registers, group: list[Move], later: set[Value]) -> None:

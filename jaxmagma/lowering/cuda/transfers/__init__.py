@@ -71,7 +71,7 @@ class Transfers:
         sums = (ends.plan.results[out] for out in ends.summed)
         viewed = (x.tile for x in ends.origins.values() if x.index is None)
         assembled = (x.number for x in self.schedule.stages if isinstance(x, Assembly))
-        return frozenset((*sums, *viewed, *assembled, *ends.brought))
+        return frozenset((*sums, *viewed, *assembled, *self.schedule.wholes, *ends.brought))
 
     @property
     def together(self) -> bool:
