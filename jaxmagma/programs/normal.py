@@ -25,6 +25,7 @@ from jaxmagma.programs.builder import MOST_COMPONENTS, Builder
 from jaxmagma.programs.canonical import canonical_form
 from jaxmagma.programs.distribution import distributed, is_as_good, with_matrices_apart
 from jaxmagma.programs.memo import remembered
+from jaxmagma.programs.multiples import with_fewer_products
 from jaxmagma.programs.program import (
     Contract,
     ElementProgram,
@@ -62,7 +63,7 @@ def normal_form(program: ElementProgram) -> tuple[ElementProgram, tuple[int, ...
         made, left = _rewritten(other)
         if is_as_good(made, rewritten):
             rewritten, arguments = made, left
-    written, order = canonical_form(rewritten)
+    written, order = canonical_form(with_fewer_products(rewritten))
     return written, tuple(kept[arguments[n]] for n in order)
 
 
