@@ -23,6 +23,10 @@ from jaxmagma.jaxpr import aval, plainly, scan_counts, steps_at_once
 # (benchmarks/results/spellings-epyc.txt).
 MOST_VALUES = 64
 
+# Of a loop that ends by values of an element a program has so many steps: what all carry goes
+# through memory half as often, and when they have all ended there has been one step too many.
+STEPS_BEFORE_THE_END = 2
+
 # The results of a jaxpr of an element, of operands of some kinds.
 Run = Callable[[ClosedJaxpr, Sequence[Any], Kinds], list[jax.Array]]
 # The results of a loop, given who runs a jaxpr.
@@ -135,12 +139,16 @@ def _ending_apart(
     ends, body, counts = _parts(equation)
     of_end, of_body, first = _parted(operands, *counts)
 
+    together = min(STEPS_BEFORE_THE_END, steps_at_once(body))
+
     def step(*operands: Any) -> list[Any]:
-        """Whether an element goes on, and what it carries."""
+        """Whether an element goes on, and what it carries, after a step or some."""
         of_end, of_body, (runs, *state) = _parted(operands, *counts)
-        made = plainly(body, [*of_body, *state])
-        left = [jax.lax.select(runs, *x) for x in zip(made, state, strict=True)]
-        return [*plainly(ends, [*of_end, *left]), *left]
+        for _ in range(together):
+            made = plainly(body, [*of_body, *state])
+            state = [jax.lax.select(runs, *x) for x in zip(made, state, strict=True)]
+            (runs,) = plainly(ends, [*of_end, *state])
+        return [runs, *state]
 
     structs = [conditions.struct(aval(x)) for x in equation.invars]
     structs.insert(sum(counts), jax.ShapeDtypeStruct((), bool))
