@@ -214,7 +214,7 @@ __device__ __forceinline__ void across(int thread, const Body& body) {
 }
 
 // The same for bodies so short that a thread had better be at several of them at a time: of one
-// element after the other, if each has enough, so that no thread has to find out which one it is at.
+// element after the other, if each has enough, so that no thread need divide to know which.
 template <int THREADS, int ELEMENTS, int... EXTENTS, class Body>
 __device__ __forceinline__ void values(int thread, const Body& body) {
   constexpr int own = Lines<EXTENTS...>::count, count = ELEMENTS * own;

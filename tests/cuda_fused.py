@@ -334,7 +334,14 @@ def products_of_tiles(points: int, size: int, dtype: Any = "float64") -> Element
         factors = [jnp.sin(x), jnp.cos(x), jnp.tanh(x) + 1]
         m = [[jnp.einsum("qa,qb->ab", f, g) for g in factors] for f in factors]
         paired = jnp.einsum("qa,qb,a->ab", factors[0], factors[1], y)
-        return m[0][1] * m[0][2] - m[1][2], m[1][1], (m[2][0] / (2 + m[2][2] ** 2)) @ y, paired
+        blocks = jnp.block([[m[0][1], m[2][1]], [m[2][1], m[0][1].T]])
+        return (
+            m[0][1] * m[0][2] - m[1][2],
+            m[1][1],
+            (m[2][0] / (2 + m[2][2] ** 2)) @ y,
+            paired,
+            blocks,
+        )
 
     return normal_form(program_of(element, (points, size), (size,), dtype=dtype))[0]
 

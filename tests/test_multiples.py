@@ -92,7 +92,7 @@ def test_values_and_derivatives(element: Callable[..., Any]) -> None:
 
 
 def test_values_in_float32() -> None:
-    x = RANDOM.normal(size=(9, 2, 2)).astype(np.float32)
+    x = jnp.asarray(RANDOM.normal(size=(9, 2, 2)), np.float32)
     wanted = jax.vmap(by_strains)(x.astype(np.float64))
     agree(jm.fuse(by_strains)(x), wanted, float(np.finfo(np.float32).eps))
 
@@ -125,8 +125,7 @@ def test_what_is_found_is_its_own_normal_form(element: Callable[..., Any]) -> No
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_what_is_not_finite_is_nowhere_lost(value: float) -> None:
     """Zeros of the strain matrices are numbers, and times infinity they are not."""
-    x = RANDOM.normal(size=(4, 2, 2))
-    x[1, 0, 1] = value
+    x = jnp.asarray(RANDOM.normal(size=(4, 2, 2))).at[1, 0, 1].set(value)
     wanted, got = np.asarray(jax.vmap(by_strains)(x)), np.asarray(jm.fuse(by_strains)(x))
     assert np.isnan(wanted[1]).any()
     np.testing.assert_array_equal(np.isnan(got[1]) | ~np.isnan(wanted[1]), True)

@@ -376,9 +376,10 @@ class _Distribution:
     def _of_contraction(self, operation: Contract) -> dict[_Product, int] | None:
         """A product with a sum of tables as products with each, if it is one that can be."""
         if len(operation.terms) == 1:
-            (term,) = operation.terms
-            summed = len(operation.output) < len(set(term[1])) == len(term[1])
-            return self._added_up(operation, term) if term[0] in self.sums and summed else None
+            ((value, labels),) = operation.terms
+            is_sum = len(operation.output) < len(set(labels)) == len(labels)
+            known = value in self.sums and is_sum
+            return self._added_up(operation, (value, labels)) if known else None
         if len(operation.terms) != 2:
             return None
         for term, other in (operation.terms, operation.terms[::-1]):

@@ -119,7 +119,7 @@ class _Sums:
         return number
 
     def _is_zero(self, operation: Operation) -> bool:
-        """Whether a value is known to be zero: as a product of zeros and finite numbers, or a sum."""
+        """Whether a value is known to be zero: as a sum of zeros, or their product with numbers."""
         if not isinstance(operation, Contract | Map):
             return False
         zero = [x in self.zeros for x in operation.operands]

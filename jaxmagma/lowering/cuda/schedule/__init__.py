@@ -190,16 +190,16 @@ def _with_wholes(ends: Ends, stages: Sequence[Stage]) -> tuple[Ends, list[Stage]
             if isinstance(stage, Sweep) and stage.dots and 1 < len(parts & stage.tiles.keys()):
                 if parts <= stage.tiles.keys() and tile in ends.skipped:
                     ends = ends.with_whole(tile, output)
-                    lines = _in_order(stage, ends, min(parts))
+                    _, first = ends.parts[min(parts)][0]
+                    strides = zip(stage.tiles[min(parts)].labels, first.strides, strict=True)
+                    lines = _side_by_side(stage.lines, dict(strides))
                     found[position] = replace(stage, lines=lines, wholes=(*stage.wholes, tile))
     return ends, found
 
 
-def _in_order(sweep: Sweep, ends: Ends, part: int) -> str:
-    """The lines of a sweep, those last along which a part goes to places side by side."""
-    ((_, at),) = ends.parts[part]
-    strides = dict(zip(sweep.tiles[part].labels, at.strides, strict=True))
-    return "".join(sorted(sweep.lines, key=lambda x: -strides.get(x, 0)))
+def _side_by_side(lines: str, strides: Mapping[str, int]) -> str:
+    """The lines of a sweep, those last along which values go to places side by side."""
+    return "".join(sorted(lines, key=lambda x: -strides.get(x, 0)))
 
 
 def _in_fibres(ends: Ends, tile: int, stages: Sequence[Stage]) -> bool:

@@ -145,6 +145,7 @@ def _with_products(progress: Progress, sweep: Sweep, patient: bool) -> Sweep:
     """The sweep with mode products, and sums of what it makes, one by one."""
     steps = progress.steps
     sums = any(isinstance(x.step, Rearrange) and not x.pointwise for x in sweep.moves)
+    lines = [sweep.extents[x] for x in sweep.lines] if sums and sweep.lanes == 1 else None
     for number in sorted(progress.todo - steps.pointwise):
         outside = [x for x in steps.operands[number] if x not in sweep.tiles]
         if number not in steps.operations or not progress.ready.issuperset(outside):
@@ -152,10 +153,11 @@ def _with_products(progress: Progress, sweep: Sweep, patient: bool) -> Sweep:
         here = len(outside) < len(steps.operands[number])
         mode = number in steps.modes and not (patient and _waits(progress, number))
         step = steps.operations[number]
-        # Sums and dots by themselves join others, along the same lines.
-        alike = sweep.dots if number in steps.dots else sums and isinstance(step, Rearrange)
-        if here or mode or alike:
-            names = {} if here or mode else dict(zip(step.output_labels, sweep.lines, strict=False))
+        # Dots join others by themselves, and so do sums along the same lines.
+        dots = number in steps.dots and sweep.dots
+        alike = isinstance(step, Rearrange) and lines == [*step.shape] and not here
+        if here or mode or dots or alike:
+            names = dict(zip(step.output_labels, sweep.lines, strict=True)) if alike else {}
             added = with_step(steps, sweep, number, names)
             if added and steps.fit(added):
                 sweep, progress = added, progress.without([number])
