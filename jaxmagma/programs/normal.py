@@ -67,6 +67,19 @@ def normal_form(program: ElementProgram) -> tuple[ElementProgram, tuple[int, ...
     return written, tuple(kept[arguments[n]] for n in order)
 
 
+@remembered
+def with_blocks_apart(program: ElementProgram) -> ElementProgram:
+    """A normal form with the blocks of matrices apart that moduli are multiplied to.
+
+    Where threads have places of a matrix, they have all of its blocks there in registers; a CPU
+    makes all blocks by a product with the moduli.
+    """
+    if _Axes(program, moduli=True).apart <= _Axes(program).apart:
+        return program
+    found, kept = _rewritten(program, moduli=True)
+    return found if len(kept) == len(program.arguments) else program
+
+
 def _with_weights_inside(
     program: ElementProgram, kept: tuple[int, ...]
 ) -> tuple[ElementProgram, tuple[int, ...]]:
@@ -86,7 +99,7 @@ def _with_weights_inside(
 class _Axes(JoinedAxes):
     """Axes of values, those that are one joined, and which are component axes."""
 
-    def __init__(self, program: ElementProgram) -> None:
+    def __init__(self, program: ElementProgram, moduli: bool = False) -> None:
         super().__init__()
         self.program = program
         self._apart: set[Axis] = set()
@@ -106,8 +119,14 @@ class _Axes(JoinedAxes):
         for product in products:
             self._apart.update(set(self._small_at_points(product)) - modes)
             self._apart.update(set(self._small_sums(product)) - applied)
-        while any([self._small_of_elements(x) | self._of_moduli(x, modes) for x in products]):
+        while any([self._small_of_elements(product) for product in products]):
             pass
+        while moduli and any([self._of_moduli(product, modes) for product in products]):
+            pass
+
+    @property
+    def apart(self) -> Set[Axis]:
+        return self._apart
 
     def components(self, value: int) -> list[int]:
         """The component axes of a value, the last one first."""
@@ -250,9 +269,11 @@ def _points(product: Contract, batched: Terms) -> set[str]:
 # ---- Rewriting -----------------------------------------------------------------------------------
 
 
-def _rewritten(program: ElementProgram) -> tuple[ElementProgram, tuple[int, ...]]:
+def _rewritten(
+    program: ElementProgram, moduli: bool = False
+) -> tuple[ElementProgram, tuple[int, ...]]:
     """The program with components taken apart, and which arguments are left."""
-    axes = _Axes(program)
+    axes = _Axes(program, moduli)
     builder = Builder(program.batch_rank, program.precision, summing=False)
     whole: dict[int, int] = {}  # inputs, what is gathered, and what came through dense tables
     numbers: dict[int, int] = {}

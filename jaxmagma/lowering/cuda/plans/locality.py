@@ -12,12 +12,14 @@ and the slowest one to the first and the last sweep.
 
 from jaxmagma.plans import factoring
 from jaxmagma.plans.plan import Plan, Pointwise, Product
+from jaxmagma.programs.normal import with_blocks_apart
 from jaxmagma.programs.program import ElementProgram, View
 from jaxmagma.programs.strides import row_major
 
 
 def planned(program: ElementProgram) -> Plan:
     """The plan whose threads touch the least memory in pieces."""
+    program = with_blocks_apart(program)
     plain = factoring.planned(program)
     if not in_pieces(plain):
         return plain
