@@ -251,7 +251,11 @@ def converged(strain: Array, stress: Array) -> tuple[Array, Array]:
 
 
 def square_root(A: Array) -> Array:
-    """Of a matrix with positive eigenvalues, by the iteration of Denman and Beavers (1976)."""
+    """Of a matrix with positive eigenvalues, by the iteration of Denman and Beavers (1976).
+
+    With a step after the last one, so that nobody sees which of two steps was the last where the
+    residual is as large as the bound, but for rounding: of two million matrices one is like that.
+    """
     A = A @ A.T + np.eye(3)
 
     def step(state: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -261,7 +265,7 @@ def square_root(A: Array) -> Array:
     def goes_on(state: tuple[Array, Array]) -> Array:
         return jnp.max(jnp.abs(state[0] @ state[0] - A)) > 1e-9
 
-    return jax.lax.while_loop(goes_on, step, (A, jnp.eye(3, dtype=A.dtype)))[0]
+    return step(jax.lax.while_loop(goes_on, step, (A, jnp.eye(3, dtype=A.dtype))))[0]
 
 
 def orbits(q: Array, v: Array) -> tuple[Array, Array, Array]:

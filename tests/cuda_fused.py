@@ -331,16 +331,16 @@ def products_of_tiles(points: int, size: int, dtype: Any = "float64") -> Element
     """Of few tiles many, which go to outputs, to functions and to a product with a vector."""
 
     def element(x: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
-        factors = [jnp.sin(x), jnp.cos(x), jnp.tanh(x) + 1]
+        factors = [x, x * x, x * x * x]
         m = [[jnp.einsum("qa,qb->ab", f, g) for g in factors] for f in factors]
         paired = jnp.einsum("qa,qb,a->ab", factors[0], factors[1], y)
-        blocks = jnp.block([[m[0][1], m[2][1]], [m[2][1], m[0][1].T]])
+        blocks = jnp.stack([m[0][1], m[2][1], m[2][1], m[0][1].T]).reshape(2, 2, size, size)
         return (
             m[0][1] * m[0][2] - m[1][2],
             m[1][1],
-            (m[2][0] / (2 + m[2][2] ** 2)) @ y,
+            (m[2][0] * m[2][2]) @ y,
             paired,
-            blocks,
+            blocks.transpose(2, 0, 3, 1).reshape(2 * size, 2 * size),
         )
 
     return normal_form(program_of(element, (points, size), (size,), dtype=dtype))[0]

@@ -657,8 +657,8 @@ FUSED: dict[str, Any] = {
     "sums, complex": lambda: cuda_fused.sums("complex64"),
     "matrices": lambda: cuda_fused.matrices(4, 5, 3),
     "matrices with other rows, float32": lambda: cuda_fused.matrices(5, 3, 2, "float32", rows=6),
-    "products of tiles": lambda: cuda_fused.products_of_tiles(5, 6),
-    "products of tiles, complex": lambda: cuda_fused.products_of_tiles(3, 4, "complex64"),
+    "products of tiles": lambda: cuda_fused.products_of_tiles(5, 5),
+    "products of tiles, complex": lambda: cuda_fused.products_of_tiles(5, 5, "complex64"),
 }
 
 
