@@ -183,23 +183,23 @@ def _with_wholes(ends: Ends, stages: Sequence[Stage]) -> tuple[Ends, list[Stage]
     are apart, memory would be asked for each sector as often as there are parts in it.
     """
     found = list(stages)
+    sweeps = {n: x for n, x in enumerate(stages) if isinstance(x, Sweep) and x.dots}
     for output in ends.stored:
         tile = ends.plan.results[output]
         parts = {n for n, places in ends.written.items() if output in (out for out, _ in places)}
-        for position, stage in enumerate(found):
-            if isinstance(stage, Sweep) and stage.dots and 1 < len(parts & stage.tiles.keys()):
-                if parts <= stage.tiles.keys() and tile in ends.skipped:
-                    ends = ends.with_whole(tile, output)
-                    _, first = ends.parts[min(parts)][0]
-                    strides = zip(stage.tiles[min(parts)].labels, first.strides, strict=True)
-                    lines = _side_by_side(stage.lines, dict(strides))
-                    found[position] = replace(stage, lines=lines, wholes=(*stage.wholes, tile))
+        maker = next((n for n, x in sweeps.items() if parts <= x.tiles.keys()), None)
+        if maker is not None and len(parts) > 1 and tile in ends.skipped:
+            ends = ends.with_whole(tile, output)
+            found[maker] = sweeps[maker] = _with_whole(sweeps[maker], tile, ends, min(parts))
     return ends, found
 
 
-def _side_by_side(lines: str, strides: Mapping[str, int]) -> str:
-    """The lines of a sweep, those last along which values go to places side by side."""
-    return "".join(sorted(lines, key=lambda x: -strides.get(x, 0)))
+def _with_whole(sweep: Sweep, tile: int, ends: Ends, part: int) -> Sweep:
+    """The sweep that makes all parts of a tile: threads side by side have what is so in a part."""
+    _, at = ends.parts[part][0]
+    strides = dict(zip(sweep.tiles[part].labels, at.strides, strict=True))
+    lines = "".join(sorted(sweep.lines, key=lambda x: -strides[x]))
+    return replace(sweep, lines=lines, wholes=(*sweep.wholes, tile))
 
 
 def _in_fibres(ends: Ends, tile: int, stages: Sequence[Stage]) -> bool:

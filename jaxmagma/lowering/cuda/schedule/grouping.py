@@ -12,7 +12,7 @@ what a program of pointwise operations alone becomes, however many they are.
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 
-from jaxmagma.lowering.cuda.schedule.joining import drawn_in, joined, opened, with_step
+from jaxmagma.lowering.cuda.schedule.joining import Names, drawn_in, joined, opened, with_step
 from jaxmagma.lowering.cuda.schedule.steps import Progress, Steps
 from jaxmagma.lowering.cuda.schedule.sweeps import (
     Assembly,
@@ -142,26 +142,38 @@ def _filled(progress: Progress, sweep: Sweep, patient: bool = True) -> Sweep:
 
 
 def _with_products(progress: Progress, sweep: Sweep, patient: bool) -> Sweep:
-    """The sweep with mode products, and sums of what it makes, one by one."""
+    """The sweep with products and sums, one by one."""
     steps = progress.steps
-    sums = any(isinstance(x.step, Rearrange) and not x.pointwise for x in sweep.moves)
-    lines = [sweep.extents[x] for x in sweep.lines] if sums and sweep.lanes == 1 else None
     for number in sorted(progress.todo - steps.pointwise):
         outside = [x for x in steps.operands[number] if x not in sweep.tiles]
         if number not in steps.operations or not progress.ready.issuperset(outside):
             continue
-        here = len(outside) < len(steps.operands[number])
-        mode = number in steps.modes and not (patient and _waits(progress, number))
-        step = steps.operations[number]
-        # Dots join others by themselves, and so do sums along the same lines.
-        dots = number in steps.dots and sweep.dots
-        alike = isinstance(step, Rearrange) and lines == [*step.shape] and not here
-        if here or mode or dots or alike:
-            names = dict(zip(step.output_labels, sweep.lines, strict=True)) if alike else {}
-            added = with_step(steps, sweep, number, names)
-            if added and steps.fit(added):
-                sweep, progress = added, progress.without([number])
+        if len(outside) < len(steps.operands[number]):
+            names: Names | None = {}  # it is of what the sweep makes
+        else:
+            names = _names_beside(progress, sweep, number, patient)
+        added = None if names is None else with_step(steps, sweep, number, names)
+        if added and steps.fit(added):
+            sweep, progress = added, progress.without([number])
     return sweep
+
+
+def _names_beside(progress: Progress, sweep: Sweep, number: int, patient: bool) -> Names | None:
+    """What labels of a step are called that joins others; None if it had better not.
+
+    Mode products do, dots join dots, and sums join sums along lines of the same lengths.
+    """
+    steps = progress.steps
+    step = steps.operations[number]
+    if number in steps.modes:
+        return None if patient and _waits(progress, number) else {}
+    if number in steps.dots:
+        return {} if sweep.dots else None
+    lines = [sweep.extents[x] for x in sweep.lines]
+    if isinstance(step, Rearrange) and sweep.lanes == 1 and lines == [*step.shape]:
+        if any(isinstance(x.step, Rearrange) and not x.pointwise for x in sweep.moves):
+            return dict(zip(step.output_labels, sweep.lines, strict=True))
+    return None
 
 
 def _with_points(progress: Progress, sweep: Sweep) -> Sweep:
