@@ -45,6 +45,7 @@ from tests.cuda_programs import (
     product,
     several_outputs,
 )
+from tests.test_multiples import of_material
 
 
 SIZES = {"a": 2, "b": 3, "c": 4, "i": 3, "j": 4, "k": 5, "l": 3, "x": 5, "y": 4, "z": 3}
@@ -657,6 +658,9 @@ FUSED: dict[str, Any] = {
     "sums, complex": lambda: cuda_fused.sums("complex64"),
     "matrices": lambda: cuda_fused.matrices(4, 5, 3),
     "matrices with other rows, float32": lambda: cuda_fused.matrices(5, 3, 2, "float32", rows=6),
+    "matrices by strain matrices": lambda: normal_form(
+        cuda_fused.program_of(of_material, (2, 2), (3, 3), dtype="float64")
+    )[0],
     "products of tiles": lambda: cuda_fused.products_of_tiles(5, 5),
     "products of tiles, complex": lambda: cuda_fused.products_of_tiles(5, 5, "complex64"),
 }

@@ -34,10 +34,21 @@ def slopes(x: jax.Array) -> jax.Array:
     return G.astype(x.dtype) @ x
 
 
+def moduli() -> np.ndarray[Any, Any]:
+    """Most of them are zero."""
+    found = np.diag([1.0, 1.0, 0.5])
+    found[:2, :2] += LAME
+    return found
+
+
 def by_strains(x: jax.Array) -> jax.Array:
-    """With strain matrices, and moduli most of which are zero."""
-    moduli = np.diag([1.0, 1.0, 0.5]).astype(x.dtype)
-    moduli[:2, :2] += LAME
+    """With strain matrices."""
+    return of_material(x, jnp.asarray(moduli(), x.dtype))
+
+
+def of_material(x: jax.Array, material: jax.Array) -> jax.Array:
+    """The same with moduli that are given, or a number that they are multiplied by."""
+    c = material if material.ndim else material * moduli().astype(x.dtype)
     total = jnp.zeros((2 * NODES, 2 * NODES), x.dtype)
     for table in G.astype(x.dtype):
         g = table @ x
@@ -45,7 +56,7 @@ def by_strains(x: jax.Array) -> jax.Array:
         for row, parts in enumerate(STRAINS):
             for axis, component in parts:
                 strains = strains.at[row, component::2].set(g[:, axis])
-        total += strains.T @ moduli @ strains * jnp.sum(g**2)
+        total += strains.T @ c @ strains * jnp.sum(g**2)
     return total
 
 
@@ -53,9 +64,9 @@ def by_moduli(x: jax.Array) -> jax.Array:
     """The same by one einsum."""
     g, one = slopes(x), np.eye(2)
     pairs = np.einsum("ik,jl->ijkl", one, one) + np.einsum("il,jk->ijkl", one, one)
-    moduli = LAME * np.einsum("ij,kl->ijkl", one, one) + 0.5 * pairs
+    tensor = LAME * np.einsum("ij,kl->ijkl", one, one) + 0.5 * pairs
     weights = jnp.sum(g**2, (1, 2))
-    made = jnp.einsum("qaj,ijkl,qbl,q->aibk", g, moduli.astype(x.dtype), g, weights)
+    made = jnp.einsum("qaj,ijkl,qbl,q->aibk", g, tensor.astype(x.dtype), g, weights)
     return made.reshape(2 * NODES, 2 * NODES)
 
 
@@ -109,6 +120,26 @@ def normal(element: Callable[..., Any]) -> ElementProgram:
 
 def test_strain_matrices_take_the_products_of_a_tensor_of_moduli() -> None:
     assert products(normal(by_strains)) == products(normal(by_moduli)) == 4
+
+
+# Moduli that all elements share, those of each element, and one number of each.
+MATERIALS = (((3, 3), None), ((3, 3), 0), ((), 0))
+
+
+@pytest.mark.parametrize(("shape", "axis"), MATERIALS)
+def test_a_material_that_is_given(shape: tuple[int, ...], axis: int | None) -> None:
+    x, eps = jnp.asarray(RANDOM.normal(size=(9, 2, 2))), float(np.finfo(float).eps)
+    c = jnp.asarray(RANDOM.normal(size=shape if axis is None else (9, *shape)))
+    fused, mapped = jm.fuse(of_material, (0, axis)), jax.vmap(of_material, (0, axis))
+    agree(jax.jit(fused)(x, c), mapped(x, c), eps)
+    (result, pull), (_, other) = jax.vjp(fused, x, c), jax.vjp(mapped, x, c)
+    cotangent = RANDOM.normal(size=result.shape)
+    agree(pull(cotangent), other(cotangent), 4 * eps)
+    shared = [1] if axis is None else []
+    program = cuda_fused.program_of(of_material, (2, 2), shape, dtype="float64", shared=shared)
+    made = normal_form(program)[0]
+    assert products(made) == 4
+    assert with_fewer_products(made) is made
 
 
 def test_products_that_are_multiples_of_each_other_are_one() -> None:
