@@ -60,7 +60,7 @@ def distributed(program: ElementProgram) -> ElementProgram:
 
 def is_as_good(program: ElementProgram, other: ElementProgram) -> bool:
     """Whether a program with products of tables takes no more operations than another one."""
-    return flops_of(program) <= _AS_GOOD * flops_of(other)
+    return _flops(program) <= _AS_GOOD * _flops(other)
 
 
 def _has_weights(program: ElementProgram, operation: Operation) -> bool:
@@ -72,7 +72,7 @@ def _has_weights(program: ElementProgram, operation: Operation) -> bool:
     return len(tables) == 1 and len(sizes) == 2
 
 
-def flops_of(program: ElementProgram) -> int:
+def _flops(program: ElementProgram) -> int:
     """Operations for each element."""
     first = len(program.inputs)
     return sum(_operations(x) for n, x in enumerate(program.operations, first) if program.batch[n])
