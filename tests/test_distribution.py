@@ -102,9 +102,29 @@ def turned(x: jax.Array, u: jax.Array) -> jax.Array:
     )
 
 
-PROGRAMS = (diffusion, elasticity, stokes, upwind, turned, stiffness, coupling)
+def at_points(x: jax.Array, u: jax.Array) -> jax.Array:
+    """Forces of a function of a point, added up, and something else for each node."""
+    g, w = gradients(x)
+
+    def point(g: jax.Array, w: jax.Array) -> jax.Array:
+        return w * (g @ jnp.tanh(g.T @ u))
+
+    return jnp.sum(jax.vmap(point)(g, w), 0) + 0.5 * u
+
+
+def with_more(x: jax.Array, u: jax.Array) -> jax.Array:
+    """Sums of products with gradients, between which others are added and subtracted."""
+    g, w = gradients(x)
+    h = jnp.einsum("qne,na->qae", g, u)
+    first = jnp.einsum("qn,q->n", g[:, :, 0], w * h[:, 0, 0])
+    second = jnp.einsum("qn,q->n", g[:, :, 1], w * h[:, 1, 0])
+    third = jnp.einsum("qn,q->n", g[:, :, 2], w * h[:, 2, 1])
+    return (first - u[:, 0] + jnp.sum(w)) - (u[:, 1] - second) - third
+
+
 # Those whose results are of nodes: none of their values has nodes and points.
-OF_NODES = (diffusion, elasticity, stokes, upwind, turned)
+OF_NODES = (diffusion, elasticity, stokes, upwind, turned, at_points, with_more)
+PROGRAMS = (*OF_NODES, stiffness, coupling)
 
 
 def largest_value(program: ElementProgram) -> int:
