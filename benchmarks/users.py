@@ -254,7 +254,7 @@ def square_root(A: Array) -> Array:
     """Of a matrix with positive eigenvalues, by the iteration of Denman and Beavers (1976).
 
     With a step after the last one, so that nobody sees which of two steps was the last where the
-    residual is as large as the bound, but for rounding: of two million matrices one is like that.
+    residual is as large as the bound, but for rounding.
     """
     A = A @ A.T + np.eye(3)
 

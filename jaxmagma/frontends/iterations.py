@@ -24,7 +24,8 @@ from jaxmagma.jaxpr import aval, plainly, scan_counts, steps_at_once
 MOST_VALUES = 64
 
 # Of a loop that ends by values of an element a program has so many steps: what all carry goes
-# through memory half as often, and when they have all ended there has been one step too many.
+# through memory half as often, and when they have all ended there has been one step too many
+# (benchmarks/results/spellings-epyc.txt).
 STEPS_BEFORE_THE_END = 2
 
 # The results of a jaxpr of an element, of operands of some kinds.

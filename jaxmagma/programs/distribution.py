@@ -178,6 +178,8 @@ def _matrix(
 
 # A value and its labels.
 _Term = tuple[int, str]
+# A table and what it is applied to, which may be weights alone.
+_Pair = tuple[int, int | None]
 # A value that is added to products or taken from them, and the axes of the sum that it has.
 _Addend = tuple[int, tuple[int, ...], bool]
 
@@ -228,18 +230,14 @@ class _Product:
         """Whether they can be multiplied with the result."""
         return self.other is not None and set(self.weight) <= set(self.output)
 
+    @property
+    def pair(self) -> _Pair:
+        return self.table[0], None if self.other is None else self.other[0]
 
-# A table and what it is applied to, which may be weights alone.
-_Pair = tuple[int, int | None]
-
-
-def _pair(product: _Product) -> _Pair:
-    return product.table[0], None if product.other is None else product.other[0]
-
-
-def _applied(product: _Product) -> str:
-    """The labels of what the table is applied to."""
-    return product.weight if product.other is None else product.other[1]
+    @property
+    def applied(self) -> str:
+        """The labels of what the table is applied to."""
+        return self.weight if self.other is None else self.other[1]
 
 
 class _Distribution:
@@ -286,7 +284,7 @@ class _Distribution:
     def uses_of_pairs(self) -> Counter[_Pair]:
         """In how many sums each product of a table and a value is."""
         sums = (x for n, x in self.products.items() if n not in self.merged)
-        return Counter(_pair(x) for products in sums for x in products)
+        return Counter(x.pair for products in sums for x in products)
 
     def _copied(self, operation: Operation) -> int:
         numbers = self.numbers
@@ -376,10 +374,7 @@ class _Distribution:
     def _of_contraction(self, operation: Contract) -> dict[_Product, int] | None:
         """A product with a sum of tables as products with each, if it is one that can be."""
         if len(operation.terms) == 1:
-            ((value, labels),) = operation.terms
-            is_sum = len(operation.output) < len(set(labels)) == len(labels)
-            known = value in self.sums and is_sum
-            return self._added_up(operation, (value, labels)) if known else None
+            return self._added_up(operation, *operation.terms[0])
         if len(operation.terms) != 2:
             return None
         for term, other in (operation.terms, operation.terms[::-1]):
@@ -407,11 +402,13 @@ class _Distribution:
                 self._add(found, product, number)
         return found
 
-    def _added_up(self, operation: Contract, term: _Term) -> dict[_Product, int] | None:
+    def _added_up(self, operation: Contract, value: int, labels: str) -> dict[_Product, int] | None:
         """A sum of tables, added up along some axes, as products of these with their weights."""
+        if value not in self.sums or not len(operation.output) < len(set(labels)) == len(labels):
+            return None
         found: dict[_Product, int] = {}
-        for x in self.sums[term[0]]:
-            table, weight = x.terms(term[1])
+        for x in self.sums[value]:
+            table, weight = x.terms(labels)
             if not set(weight[1]) - set(operation.output):
                 return None  # tables can be added up beforehand
             product, number = _product(operation, table, None, weight)
@@ -448,17 +445,17 @@ class _Distribution:
         alone: list[int] = []
         groups: dict[tuple[_Term, str], list[_Product]] = {}
         for product in products:
-            groups.setdefault((product.table, _applied(product)), []).append(product)
+            groups.setdefault((product.table, product.applied), []).append(product)
         for group in groups.values():
             sizes, output = dict(group[0].sizes), group[0].output
             weighted = []
             before = self._are_before(group)
-            (table, labels), applied = group[0].table, _applied(group[0])
+            (table, labels), applied = group[0].table, group[0].applied
             own = self.numbers[table], labels
             for product in group:
                 weight = products[product], product.weight
                 if product.other is None:
-                    weighted.append(products[product])
+                    weighted.append(weight[0])
                     continue
                 other = self.numbers[product.other[0]], applied
                 if product.may_be_before and (before or not product.may_be_after):
@@ -488,7 +485,7 @@ class _Distribution:
         Products of tables are no work.
         """
         either = [x for x in group if self._is_choice(x)]
-        return sum(1 / self.pairs.get(_pair(x), 1) for x in either) > 1
+        return sum(1 / self.pairs.get(x.pair, 1) for x in either) > 1
 
     def _is_choice(self, product: _Product) -> bool:
         if product.other is None or not self.old.batch[product.other[0]]:

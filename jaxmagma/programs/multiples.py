@@ -35,10 +35,11 @@ _MOST_PRODUCTS = 81
 
 def with_fewer_products(program: ElementProgram) -> ElementProgram:
     """The program with products of multiples in place of those of sums, where that is less."""
-    if _products(program) < 2:
+    before = _products(program)
+    if before < 2:
         return program
     found = _Sums(program).program()
-    if found.arguments != program.arguments or _products(found) >= _products(program):
+    if found.arguments != program.arguments or _products(found) >= before:
         return program
     return program if is_as_good(program, found) else found
 

@@ -74,9 +74,10 @@ def with_blocks_apart(program: ElementProgram) -> ElementProgram:
     Where threads have places of a matrix, they have all of its blocks there in registers; a CPU
     makes all blocks by a product with the moduli.
     """
-    if _Axes(program, moduli=True).apart <= _Axes(program).apart:
+    axes = _Axes(program, moduli=True)
+    if not axes.has_moduli:
         return program
-    found, kept = _rewritten(program, moduli=True)
+    found, kept = _rewritten(program, axes)
     return found if len(kept) == len(program.arguments) else program
 
 
@@ -108,7 +109,7 @@ class _Axes(JoinedAxes):
             self._join_axes(number, operation)
         self._apart = set(map(self.root, self._apart))  # from here on no axes are joined
         products = [_product(program, x) for x in program.operations if isinstance(x, Contract)]
-        modes = frozenset(x for product in products for x in self._modes(product))
+        modes = {x for product in products for x in self._modes(product)}
         self._apart -= modes
         applied = {
             axis
@@ -121,12 +122,9 @@ class _Axes(JoinedAxes):
             self._apart.update(set(self._small_sums(product)) - applied)
         while any([self._small_of_elements(product) for product in products]):
             pass
+        self.has_moduli = False
         while moduli and any([self._of_moduli(product, modes) for product in products]):
-            pass
-
-    @property
-    def apart(self) -> Set[Axis]:
-        return self._apart
+            self.has_moduli = True
 
     def components(self, value: int) -> list[int]:
         """The component axes of a value, the last one first."""
@@ -270,10 +268,10 @@ def _points(product: Contract, batched: Terms) -> set[str]:
 
 
 def _rewritten(
-    program: ElementProgram, moduli: bool = False
+    program: ElementProgram, axes: _Axes | None = None
 ) -> tuple[ElementProgram, tuple[int, ...]]:
     """The program with components taken apart, and which arguments are left."""
-    axes = _Axes(program, moduli)
+    axes = axes or _Axes(program)
     builder = Builder(program.batch_rank, program.precision, summing=False)
     whole: dict[int, int] = {}  # inputs, what is gathered, and what came through dense tables
     numbers: dict[int, int] = {}

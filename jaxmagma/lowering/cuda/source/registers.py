@@ -97,13 +97,11 @@ class Registers:
         return "Mirrored" if self.block.schedule.is_mirrored(self.sweep) else ""
 
     def type_of_fibre(self, length: int) -> str:
-        type_, fibres = self.block.type, self.block.ownership.fibres(self.sweep)
         if self.quad:
+            type_, fibres = self.block.type, self.block.ownership.fibres(self.sweep)
             owner = f", {self.type_of_owner}" if self._places_in_quads else ""
             return f"QuadFibre<{type_}, {fibres}, {length}{owner}>"
-        if self.owner:
-            type_ = f"Pack<{type_}, {fibres}>"
-        return f"Fibre<{type_}, {length}>"
+        return f"Fibre<{self.type_of_value}, {length}>"
 
     @property
     def type_of_value(self) -> str:
