@@ -93,11 +93,11 @@ class _Equation:
 
 @dataclass(frozen=True)
 class _Places:
-    """What lies along an axis of an array, a place for each term."""
+    """What lies along an axis of an array, or of a part of it, a place for each term."""
 
     whole: _Value
     axis: int
-    where: slice
+    part: tuple[slice, ...]
 
 
 @dataclass(frozen=True)
@@ -320,13 +320,16 @@ class _Terms:
         moved = np.flatnonzero((starts != starts[0]).any(0)).tolist()
         if len(moved) != 1 or any(self._operands[n][0] is not whole for n in numbers):
             return None
-        own = list(aval(whole).shape)
         (axis,) = moved
-        own[axis] = 1
         steps = set(np.diff(starts[:, axis]).tolist())
-        if list(aval(values[0]).shape) != own or len(steps) > 1 or min(steps) < 0:
+        if aval(values[0]).shape[axis] != 1 or len(steps) > 1 or min(steps) < 0:
             return None
-        return _Places(whole, axis, slice(int(starts[0, axis]), None, steps.pop()))
+        first = cuts[0]
+        within = first["strides"] or [1] * len(starts[0])
+        part = list(map(slice, first["start_indices"], first["limit_indices"], within))
+        part[axis] = slice(int(starts[0, axis]), None, steps.pop())
+        alike = all(x["strides"] == first["strides"] for x in cuts)
+        return _Places(whole, axis, tuple(part)) if alike else None
 
     # ---- The loop in their place -----------------------------------------------------------------
 
@@ -389,7 +392,7 @@ def _stacked(values: _Values, at: _Places | None, given: dict[_Value, Any]) -> j
     """What the terms have of an array, or of several."""
     if at is None:
         return jnp.stack([given[x] for x in values])
-    part = given[at.whole][(slice(None),) * at.axis + (at.where,)]
+    part = given[at.whole][at.part]
     return jnp.expand_dims(jnp.moveaxis(part, at.axis, 0)[: len(values)], 1 + at.axis)
 
 

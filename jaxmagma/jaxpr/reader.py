@@ -18,7 +18,9 @@ from jaxmagma.jaxpr.tiles import Read, Tile, Tiles
 from jaxmagma.jaxpr.whole import limits_of, whole_numbers
 from jaxmagma.programs import integers
 from jaxmagma.programs.functions import ROUNDINGS
+from jaxmagma.programs.identities import identity
 from jaxmagma.programs.precisions import is_narrower
+from jaxmagma.programs.program import Input
 
 
 class Reader(Tiles):
@@ -35,10 +37,14 @@ class Reader(Tiles):
             return self.jaxpr(inner, operands)
         if self._is_known(equation, operands):
             given = zip(operands, equation.invars, strict=True)
-            return list(evaluated(equation, [self.array(x, aval(y).dtype) for x, y in given]))
+            known = evaluated(equation, [self.array(x, aval(y).dtype) for x, y in given])
+            return list(map(self._structured, known))
         if made and all(map(is_empty, made)):
             return [np.zeros(x.shape, x.dtype) for x in made]
         limits = None if name in NESTED else self.check_dtypes(equation, operands)
+        computed = any(isinstance(x, Tile) and self._is_computed(x) for x in operands)
+        product = computed and name == "dot_general"
+        operands = [self._structured(x, matrix=product) for x in operands]
         decided = self._decided(equation, operands)
         if decided is not None:
             return [np.full(made[0].shape, decided)]
@@ -63,6 +69,19 @@ class Reader(Tiles):
             elif name not in NESTED and is_rounded(self, equation, operands, own.dtype):
                 checked[n] = self.emit(ROUNDINGS[np.dtype(own.dtype)], read)
         return checked
+
+    def _structured(self, read: Read, matrix: bool = False) -> Read:
+        """A known array that is an identity of several axes as one whose zeros are none.
+
+        And a ``matrix``, which may be a table where it is not multiplied with what is computed.
+        """
+        if isinstance(read, Tile) or read.dtype != self.dtype:
+            return read
+        made = identity(self.builder, read, matrix)
+        return read if made is None else Tile(made)
+
+    def _is_computed(self, tile: Tile) -> bool:
+        return not isinstance(self.builder.operation(tile.value), Input)
 
     def _is_known(self, equation: JaxprEqn, operands: Sequence[Read]) -> bool:
         """Whether its results are known arrays, as those of all are that know their operands.

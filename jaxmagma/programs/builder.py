@@ -13,6 +13,7 @@ on-chip memory, so it is moved to where it costs nothing:
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -45,7 +46,7 @@ from jaxmagma.programs.strides import Box, box_of, composed_view, matching_axes,
 # An axis along which values are taken apart has no more places than this.
 MOST_COMPONENTS = 9
 # And one that becomes part of another axis is not for that alone, if it has more than these.
-MOST_MERGED = 4
+MOST_MERGED = 3
 
 # What is asked of a value: one of the builder's generators, and its arguments.  What the generator
 # needs of the value's operands it yields, to be sent it.
@@ -95,6 +96,7 @@ class Builder:
         self._numbers: dict[Any, int] = {}
         self._parts: dict[Part, Any] = {}
         self._zeros: set[int] = set()  # by structure
+        self._identities: set[int] = set()
         self._merged: dict[int, int] = {}  # values, and the same with axes that were merged apart
 
     def tile(self, value: int) -> tuple[int, ...]:
@@ -159,6 +161,12 @@ class Builder:
             self._zeros.add(self._numbers[key])
         return self._numbers[key]
 
+    def identity(self, extent: int, dtype: np.dtype) -> int:
+        """An identity, of which products are its other factors."""
+        made = self.constant(np.eye(extent, dtype=dtype))
+        self._identities.add(made)
+        return made
+
     def gather(
         self, vector: int, index: int, tables: Sequence[int] = (), atomic: bool = False
     ) -> int:
@@ -175,12 +183,14 @@ class Builder:
         if len(terms) == 1 and terms[0][1] == output:
             return terms[0][0]
         if (apart := self._with_axes_apart(terms, output, extents)) is not None:
-            return self._merge(self.contract(*apart), tuple([extents[x] for x in output]))
+            return self.merged(self.contract(*apart), tuple([extents[x] for x in output]))
         for n, (value, labels) in enumerate(terms):
             if self._is_one(value):
                 others = [*terms[:n], *terms[n + 1 :]]
                 if others and set(labels) <= {x for _, own in others for x in own}:
                     return self.contract(others, output, extents)
+        if (renamed := self._without_identity(terms, output)) is not None:
+            return self.contract(*renamed, extents)
         own = [set(labels) for _, labels in terms]
         everywhere = all(len(x) == len(labels) for x, (_, labels) in zip(own, terms, strict=True))
         if len(terms) > 1 and everywhere and set(output) in own and set.union(*own) == set(output):
@@ -199,6 +209,20 @@ class Builder:
             return self.stack(parts, output.index(label)) if label in output else self.sum(parts)
         return self._append(contraction(terms, output, extents))
 
+    def _without_identity(
+        self, terms: Terms, output: str
+    ) -> tuple[list[tuple[int, str]], str] | None:
+        """The terms without an identity of theirs, one of whose axes is summed over."""
+        for n, (value, labels) in enumerate(terms):
+            if value not in self._identities:
+                continue
+            others = [*terms[:n], *terms[n + 1 :]]
+            for old, new in itertools.permutations(labels):
+                carried = [own for _, own in others if old in own]
+                if old not in output and carried and not any(new in own for own in carried):
+                    return [(x, own.replace(old, new)) for x, own in others], output
+        return None
+
     def _is_one(self, value: int) -> bool:
         """Whether a value is the number one. (A table stays, for programs are those of others.)"""
         return math.prod(self.tile(value)) == 1 and is_all(self, value, 1)
@@ -213,9 +237,13 @@ class Builder:
     def pointwise(self, function: str, terms: Terms, output: str, sizes: Mapping[str, int]) -> int:
         """A pointwise function whose operands broadcast to ``output``."""
         terms, extents = self._relabelled(terms, output), dict(sizes)
+        carried = "".join(x for x in output if any(x in labels for _, labels in terms))
+        if len(carried) < len(output):
+            made = self.pointwise(function, terms, carried, sizes)
+            return self.relabel(made, carried, output, sizes)
         if (apart := self._with_axes_apart(terms, output, extents)) is not None:
             made = self.pointwise(function, *apart)
-            return self._merge(made, tuple([extents[x] for x in output]))
+            return self.merged(made, tuple([extents[x] for x in output]))
         found = self._simplified(function, terms, output, extents)
         if found is not None:
             return found
@@ -616,7 +644,7 @@ class Builder:
             inner = [n for before, shape in groups if before > with_it for n in shape]
             stacked = (*outer, *(old[n] for n in with_it), *inner)
             if stacked == old and any(self._is_long(value, n) for n in with_it):
-                return self._merge(value, tile)
+                return self.merged(value, tile)
             split = [before[0] for before, shape in groups if len(before) < len(shape)]
             # What comes out of a table is components, as the columns of a Hessian.
             if stacked == old or any(self.is_of_table(value, n) for n in split):
@@ -709,7 +737,7 @@ class Builder:
 
     # ---- Axes that several have become -----------------------------------------------------------
 
-    def _merge(self, value: int, tile: tuple[int, ...]) -> int:
+    def merged(self, value: int, tile: tuple[int, ...]) -> int:
         """The value with some axes as one, which are several again wherever it is used.
 
         So an axis of nodes and components, ``x[3 * node + component]``, is both of them.
