@@ -35,8 +35,6 @@ ENOUGH_THREADS = 128
 FEW_THREADS = 64
 FEW_ELEMENTS = 4
 FEW_STAGES = 3
-# Lines of a sweep of dots that are work for one thread (benchmarks/results/elements-h200.txt).
-DOTS = 2
 # Multiply-adds of an accumulation that are work for one thread.
 ACCUMULATED_VALUES = 1024
 # Where a fibre of four-byte values takes no more registers, a thread has so many at a time; two, if
@@ -78,7 +76,8 @@ class Ownership:
         """Fibres that a thread, or a quad, has at a time: as many as leave none without."""
         fibres = self.elements * sweep.count
         if sweep.lanes == 1:
-            return 1 if sweep.single else min(self.packed, -(-fibres // self.threads))
+            alone = sweep.single or sweep.places
+            return 1 if alone else min(self.packed, -(-fibres // self.threads))
         octets = -(-fibres // 8)
         return min(self.paired, -(-octets // self.warps))
 
@@ -163,10 +162,7 @@ def _threads_of(schedule: Schedule, stage: Stage, packed: int) -> int:
         # The threads that have fibres take several points, unless points are much of the work.
         fibres = sum(x.flops for x in schedule.sweeps if not x.single)
         return -(-stage.count // (4 if 2 * stage.flops <= fibres else 1))
-    if stage.dots:
-        # Stages before it have work for few threads, and more of that with more elements.
-        return -(-stage.count // DOTS)
-    return -(-stage.count // packed)
+    return stage.count if stage.places else -(-stage.count // packed)
 
 
 def _usual_threads(schedule: Schedule, stages: Sequence[Stage], busy: Sequence[int]) -> int:

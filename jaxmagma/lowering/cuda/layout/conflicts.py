@@ -168,7 +168,7 @@ def _accesses_to(transfers: Transfers, tile: int, threads: int) -> Iterator[tupl
 
 def _lines(sweep: Sweep, value: Value) -> tuple[tuple[int, int], ...]:
     """The lines of a sweep and which axes of a value they walk; of quads their lanes, too."""
-    lines = tuple((sweep.extents[x], value.labels.find(x)) for x in sweep.lines)
+    lines = tuple((sweep.threads(x), value.labels.find(x)) for x in sweep.lines)
     return (*lines, (sweep.lanes, value.labels.find(ALONG))) if sweep.lanes > 1 else lines
 
 

@@ -12,6 +12,7 @@ what a program of pointwise operations alone becomes, however many they are.
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 
+from jaxmagma.lowering.cuda.schedule.dots import reads_for_each, together
 from jaxmagma.lowering.cuda.schedule.joining import Names, drawn_in, joined, opened, with_step
 from jaxmagma.lowering.cuda.schedule.steps import Progress, Steps
 from jaxmagma.lowering.cuda.schedule.sweeps import (
@@ -32,6 +33,8 @@ from jaxmagma.programs.program import Place
 MOST_LOADS = 6
 # So many fibres, at most, are multiplied with each value of a matrix that a thread reads.
 TOGETHER = 6
+# Fewer dots are products that a thread has blocks of.
+FEWEST_DOTS = 2
 
 
 def stages_of(steps: Steps) -> list[Stage]:
@@ -42,7 +45,7 @@ def stages_of(steps: Steps) -> list[Stage]:
     while progress.todo:
         stages.append(_with_products_together(steps, _stage(progress, _first(progress))))
         progress = progress.after(made_by(stages[-1]))
-    return stages
+    return [together(steps, x) if isinstance(x, Sweep) and x.dots else x for x in stages]
 
 
 def _with_products_together(steps: Steps, stage: Stage) -> Stage:
@@ -95,15 +98,16 @@ def _stage(progress: Progress, number: int) -> Stage:
 
 
 def _of_dots(progress: Progress, number: int) -> Sweep | None:
-    """Dots of no more tiles than they are, and what is done with what they make."""
+    """Dots that read no more values than they multiply, and what is done with what they make."""
     steps = progress.steps
     sweep = opened(steps, number, "")
     if sweep is None:
         return None
     sweep = _with_products(progress.without(sweep.tiles), sweep, patient=True)
-    if len({x for move in sweep.moves for x in move.operands}) > len(sweep.moves):
+    if len(sweep.moves) < FEWEST_DOTS:
         return None
-    return _filled(progress.without(sweep.tiles), sweep)
+    sweep = _filled(progress.without(sweep.tiles), sweep)
+    return sweep if reads_for_each(together(steps, sweep)) <= 1 else None
 
 
 def _later_modes(progress: Progress, number: int) -> Iterator[str]:
@@ -188,6 +192,9 @@ def _with_points(progress: Progress, sweep: Sweep) -> Sweep:
     chosen = [n for n in group if n in inside]
     if chosen and (whole := joined(progress, sweep, chosen)):
         return whole
+    if sweep.single:
+        alike = _of_shape(progress, sweep, group)
+        sweep = joined(progress, sweep, alike) or sweep if alike else sweep
     for part in _parts(steps, chosen):
         if len(part) < len(chosen):
             sweep = joined(progress, sweep, part) or sweep
@@ -214,6 +221,18 @@ def _closure(progress: Progress, sweep: Sweep) -> list[int]:
         # What comes from memory alone is drawn in by those who need it.
         possible[number] |= any(possible.get(x) for x in steps.consumers[number])
     return [n for n in possible if possible[n]]
+
+
+def _of_shape(progress: Progress, sweep: Sweep, group: Iterable[int]) -> list[int]:
+    """Those steps of a group that make as many values as the sweep, of others that do."""
+    steps = progress.steps
+    shape = sorted(map(sweep.extents.__getitem__, sweep.lines))
+    found: dict[int, None] = {}
+    for n in group:
+        there = (x in found or x in sweep.tiles or x in progress.ready for x in steps.operands[n])
+        if sorted(steps.operations[n].shape) == shape and all(there):
+            found[n] = None
+    return list(found)
 
 
 def _parts(steps: Steps, group: Collection[int]) -> Iterator[list[int]]:

@@ -102,8 +102,8 @@ def steps_of(
 
 
 def _is_dot(plan: Plan, step: Operation) -> bool:
-    """Whether lines have rows and columns of tiles that differ between elements."""
-    if not isinstance(step, Product) or not (step.rows and step.columns):
+    """Whether it adds up products of lines of two tiles that differ between elements."""
+    if not isinstance(step, Product):
         return False
     return len(step.contracted) == 1 and all(plan.tiles[x].batched for x in step.operands)
 

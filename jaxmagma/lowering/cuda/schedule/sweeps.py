@@ -94,6 +94,11 @@ class Move:
         """Whether it is a sum of products of two fibres."""
         return isinstance(self.step, Product) and bool(self.step.contracted) and not self.matrix
 
+    @property
+    def pairs(self) -> list[tuple[Value, Value]]:
+        """What a dot multiplies: two fibres, or several of the same lengths, for a sum of dots."""
+        return list(zip(self.operands[::2], self.operands[1::2], strict=True))
+
     @cached_property
     def pointwise(self) -> bool:
         """Whether each value of the result comes from one value of each operand."""
@@ -123,7 +128,8 @@ class Sweep:
 
     ``lanes`` of a warp own a fibre together: 1 or QUAD. Of products that follow each other with one
     matrix at most so many are done ``together``. Of some tiles in shared memory, the ``wholes``, it
-    makes all parts.
+    makes all parts. Of a sweep of dots a thread has several ``places`` along some lines at a time,
+    as far apart as there are threads along the line: what it reads serves all of them.
     """
 
     lines: str
@@ -135,6 +141,7 @@ class Sweep:
     tiles: Mapping[int, Value] = field(default_factory=dict)  # what the sweep computes
     together: int = 1
     wholes: tuple[int, ...] = ()
+    places: Mapping[str, int] = field(default_factory=dict)
 
     def operand(self, tile: int, labels: str, length: int) -> Value:
         """A tile in registers: made in this sweep, or read."""
@@ -147,7 +154,7 @@ class Sweep:
             if value.tile not in self.tiles and value not in loads:
                 loads = (*loads, value)
         tiles = {**self.tiles, move.result.tile: move.result}
-        return Sweep(self.lines, self.extents, self.lanes, loads, moves, self.outers, tiles)
+        return replace(self, loads=loads, moves=moves, tiles=tiles)
 
     @property
     def dots(self) -> list[Move]:
@@ -165,7 +172,16 @@ class Sweep:
 
     @property
     def count(self) -> int:
-        return math.prod(self.extents[label] for label in self.lines)
+        """Of fibres, or of places that a thread has at a time."""
+        return math.prod(map(self.threads, self.lines))
+
+    def threads(self, line: str) -> int:
+        """So many are side by side along a line."""
+        return -(-self.extents[line] // self.places.get(line, 1))
+
+    def size(self, value: Value) -> int:
+        """How many of its values a thread has at a time, if it is a dot or an operand of one."""
+        return math.prod(self.places.get(x, 1) for x in value.labels)
 
     @property
     def flops(self) -> int:
@@ -343,8 +359,10 @@ def live_registers(plan: Plan, sweep: Sweep, split: Collection[int]) -> int:
     """
     mirrored = is_mirrored(sweep, split)
 
+    dots = {x.result for x in sweep.dots}
+
     def size(value: Value) -> int:
-        return slots(value.length, sweep.lanes, mirrored)
+        return sweep.size(value) if value in dots else slots(value.length, sweep.lanes, mirrored)
 
     groups = grouped(sweep)
     last: dict[Value, int] = {}
@@ -368,9 +386,10 @@ def live_registers(plan: Plan, sweep: Sweep, split: Collection[int]) -> int:
             inside = sum(map(size, alive - done))
             inside += max(sum(map(size, done)), sum(map(size, now))) + extra
         elif group[0].is_dot:
-            # Of what is read there is one value at a time.
+            # Of what is read there is one value at a time, at each place.
             now = made
-            inside = sum(map(size, alive | made)) + len({x for y in group for x in y.operands})
+            read = {x for y in group for x in y.operands}
+            inside = sum(map(size, alive | made)) + sum(map(sweep.size, read))
         else:
             alive |= {x for move in group for x in move.operands}
             now = made

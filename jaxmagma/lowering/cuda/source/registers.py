@@ -3,7 +3,8 @@
 ``r7`` is a fibre of tile 7, ``v7`` a single value.
 """
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,8 @@ from jaxmagma.lowering.cuda.source.text import LETTERS, Text, linear, listed, sh
 # The place along a fibre, where values are made one by one; and a lane's number of it.
 POINT = "at"
 SLOT = "slot"
+# Behind a line's name: the first place that a thread has of several.
+FIRST = "0"
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ class Registers:
 
     def each_fibre(self) -> AbstractContextManager[None]:
         """What is printed meanwhile is done for every fibre."""
-        extents = [self.sweep.extents[x] for x in self.sweep.lines]
+        extents = list(map(self.sweep.threads, self.sweep.lines))
         across = self.block.layout.spreads.get(self.places.position) == ACROSS
         verb = "values" if self.sweep.light else "across" if across else "lines"
         type_, parameters = "int", []
@@ -124,9 +127,55 @@ class Registers:
             sizes.insert(1, fibres)
             if self.quad:
                 sizes.insert(2, self.block.layout.spreads[self.places.position])
-        parameters += [f"{type_} {x}" for x in ("e", *self.sweep.lines)]
+        firsts = (f"{x}{FIRST}" if x in self.sweep.places else x for x in self.sweep.lines)
+        parameters += [f"{type_} {x}" for x in ("e", *firsts)]
         shape = shape_of((self.block.ownership.elements, *extents))
         return self.text.function(f"{verb}<{listed(sizes)}>(thread", parameters, shape)
+
+    # ---- Several places of a line ----------------------------------------------------------------
+
+    def lines_of(self, value: Value) -> str:
+        """The lines along which a thread has several places, and a value of its own at each."""
+        places = self.sweep.places
+        return "".join(x for x in self.sweep.lines if x in places and x in value.labels)
+
+    def array(self, value: Value) -> str:
+        """What values at these places are, as it is declared."""
+        sizes = (self.sweep.places[x] for x in self.lines_of(value))
+        return self._name_of(value, "a") + "".join(f"[{n}]" for n in sizes)
+
+    def at_place(self, value: Value) -> str:
+        numbers = map(self._number, self.lines_of(value))
+        return self._name_of(value, "a") + "".join(f"[{x}]" for x in numbers)
+
+    @contextmanager
+    def each_number(self, lines: str) -> Iterator[None]:
+        """What is printed meanwhile is done for every place along these lines, by its number."""
+        with ExitStack() as loops:
+            for x in map(self._number, lines):
+                self.text("#pragma unroll")
+                count = self.sweep.places[x[0]]
+                loops.enter_context(self.text.braces(f"for (int {x} = 0; {x} < {count}; ++{x})"))
+            yield
+
+    @contextmanager
+    def each_place(self, lines: str, past_end: bool) -> Iterator["Registers"]:
+        """The same; what is ``past_end`` is done at the last place of a line, else not at all."""
+        with self.each_number(lines):
+            for x in lines:
+                extent, threads = self.sweep.extents[x], self.sweep.threads(x)
+                count = self.sweep.places[x]
+                place = f"{x}{FIRST}{linear([(self._number(x), threads, count)])}"
+                over = threads * count > extent
+                last = f"{place} < {extent} ? {place} : {extent - 1}"
+                self.text(f"const int {x} = {last if over and past_end else place};")
+                if over and not past_end:
+                    self.text(f"if ({x} >= {extent}) continue;")
+            yield self.inner()
+
+    def _number(self, line: str) -> str:
+        """Which of the places along a line."""
+        return f"{line}{line}"
 
     # ---- Loads -----------------------------------------------------------------------------------
 

@@ -27,7 +27,10 @@ def print_sweep(
     registers = Registers(text, places, _with_lines_joined(places, sweep))
     streams.print_begin(places.position)
     with registers.each_fibre():
-        _print_groups(text, matrices, registers, streams)
+        if sweep.places:
+            _print_places(text, matrices, registers, streams)
+        else:
+            _print_groups(text, matrices, registers, streams, 0)
 
 
 def _with_lines_joined(places: Places, sweep: Sweep) -> Sweep:
@@ -54,15 +57,61 @@ def _with_lines_joined(places: Places, sweep: Sweep) -> Sweep:
     return replace(sweep, lines=lines, extents=extents)
 
 
-def _print_groups(text: Text, matrices: Matrices, registers: Registers, streams: Streams) -> None:
-    """What is done with the fibres of a sweep."""
+def _print_places(text: Text, matrices: Matrices, registers: Registers, streams: Streams) -> None:
+    """Dots at several places, and what is done at each of them."""
+    sweep, groups = registers.sweep, grouped(registers.sweep)
+    count = next((n for n, x in enumerate(groups) if not x[0].is_dot), len(groups))
+    for group in groups[:count]:
+        _print_dots_of_places(text, registers, group)
+    lines = "".join(x for x in sweep.lines if x in sweep.places)
+    with registers.each_place(lines, past_end=False) as inner:
+        for move in sweep.dots:
+            inner.values[move.result] = inner.at_place(move.result)
+            inner.store_value(move.result, inner.at_place(move.result))
+        _print_groups(text, matrices, inner, streams, count)
+
+
+def _print_dots_of_places(text: Text, registers: Registers, group: Sequence[Move]) -> None:
+    """Sums of products, term by term: what several of them read is read once."""
+    type_, sweep = registers.type_of_value, registers.sweep
+    text(f"{type_} {listed(registers.array(move.result) for move in group)};")
+    text("#pragma unroll")
+    with text.braces(f"for (int {POINT} = 0; {POINT} < {group[0].operands[0].length}; ++{POINT})"):
+        inner = registers.inner()
+        for value in dict.fromkeys(x for move in group for x in move.operands):
+            lines = registers.lines_of(value)
+            if lines:
+                text(f"{type_} {registers.array(value)};")
+                with inner.each_place(lines, past_end=True) as own:
+                    text(f"{own.at_place(value)} = {own.value(value)};")
+                inner.values[value] = inner.at_place(value)
+        lines = "".join(x for x in sweep.lines if x in sweep.places)
+        for value in dict.fromkeys(x for move in group for x in move.operands):
+            inner.value(value)
+        with inner.each_number(lines):
+            for move in group:
+                _print_terms(text, inner, move, inner.at_place(move.result))
+
+
+def _print_terms(text: Text, registers: Registers, move: Move, name: str) -> None:
+    """Adds the products at one place along fibres."""
+    for number, pair in enumerate(move.pairs):
+        left, right = map(registers.value, pair)
+        at = f"{POINT} + {number}" if number else POINT
+        text(f"{name} = with_term({at}, {left}, {right}, {name});")
+
+
+def _print_groups(
+    text: Text, matrices: Matrices, registers: Registers, streams: Streams, first: int
+) -> None:
+    """What is done with the fibres of a sweep, from a group on."""
     sweep, places = registers.sweep, registers.places
     groups, outers = grouped(sweep), outers_after(sweep)
     streamed = places.block.transfers.streamed(places.position)
     reading = [
         n for n, x in enumerate(groups) if streamed & {y.tile for m in x for y in m.operands}
     ]
-    for number, group in enumerate(groups):
+    for number, group in list(enumerate(groups))[first:]:
         if number == min(reading, default=-1):
             streams.print_wait(places.position)
         if group[0].pointwise:
@@ -148,8 +197,7 @@ def _print_dots(text: Text, registers: Registers, group: Sequence[Move]) -> None
     with text.braces(f"for (int {POINT} = 0; {POINT} < {group[0].operands[0].length}; ++{POINT})"):
         inner = registers.inner()
         for move, name in zip(group, names, strict=True):
-            left, right = map(inner.value, move.operands)
-            text(f"{name} = with_term({POINT}, {left}, {right}, {name});")
+            _print_terms(text, inner, move, name)
     for move, name in zip(group, names, strict=True):
         registers.store_value(move.result, name)
 
