@@ -162,7 +162,10 @@ def _threads_of(schedule: Schedule, stage: Stage, packed: int) -> int:
         # The threads that have fibres take several points, unless points are much of the work.
         fibres = sum(x.flops for x in schedule.sweeps if not x.single)
         return -(-stage.count // (4 if 2 * stage.flops <= fibres else 1))
-    return stage.count if stage.places else -(-stage.count // packed)
+    if stage.places:
+        # They take many registers.
+        return min(stage.count, ENOUGH_THREADS)
+    return -(-stage.count // packed)
 
 
 def _usual_threads(schedule: Schedule, stages: Sequence[Stage], busy: Sequence[int]) -> int:
