@@ -534,6 +534,7 @@ def test_matrices_of_elements(elements: int, dtype: str) -> None:
     check_fused(cuda_fused.matrices(5, 3, 2, dtype, rows=7), elements)
     check_fused(cuda_fused.products_of_tiles(7, 9, dtype), elements)
     check_fused(cuda_fused.matrices(4, 11, 3, dtype), elements)
+    check_fused(cuda_fused.products_of_tiles(5, 16, dtype), elements)
 
 
 @pytest.mark.parametrize("count", [31, 128, 600, 2049])

@@ -664,6 +664,7 @@ FUSED: dict[str, Any] = {
     "matrices of many nodes": lambda: cuda_fused.matrices(3, 9, 2),
     "matrices of many nodes, float32": lambda: cuda_fused.matrices(3, 9, 2, "float32", rows=11),
     "products of tiles": lambda: cuda_fused.products_of_tiles(5, 5),
+    "products of larger tiles": lambda: cuda_fused.products_of_tiles(3, 13),
     "products of larger tiles, float32": lambda: cuda_fused.products_of_tiles(5, 9, "float32"),
     "products of tiles, complex": lambda: cuda_fused.products_of_tiles(5, 5, "complex64"),
 }

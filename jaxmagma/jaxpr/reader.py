@@ -37,13 +37,11 @@ class Reader(Tiles):
             return self.jaxpr(inner, operands)
         if self._is_known(equation, operands):
             given = zip(operands, equation.invars, strict=True)
-            known = evaluated(equation, [self.array(x, aval(y).dtype) for x, y in given])
-            return list(map(self._structured, known))
+            return list(evaluated(equation, [self.array(x, aval(y).dtype) for x, y in given]))
         if made and all(map(is_empty, made)):
             return [np.zeros(x.shape, x.dtype) for x in made]
         limits = None if name in NESTED else self.check_dtypes(equation, operands)
-        computed = any(isinstance(x, Tile) and self._is_computed(x) for x in operands)
-        product = computed and name == "dot_general"
+        product = name == "dot_general" and any(map(self._is_computed, operands))
         operands = [self._structured(x, matrix=product) for x in operands]
         decided = self._decided(equation, operands)
         if decided is not None:
@@ -70,7 +68,7 @@ class Reader(Tiles):
                 checked[n] = self.emit(ROUNDINGS[np.dtype(own.dtype)], read)
         return checked
 
-    def _structured(self, read: Read, matrix: bool = False) -> Read:
+    def _structured(self, read: Read, matrix: bool) -> Read:
         """A known array that is an identity of several axes as one whose zeros are none.
 
         And a ``matrix``, which may be a table where it is not multiplied with what is computed.
@@ -80,8 +78,8 @@ class Reader(Tiles):
         made = identity(self.builder, read, matrix)
         return read if made is None else Tile(made)
 
-    def _is_computed(self, tile: Tile) -> bool:
-        return not isinstance(self.builder.operation(tile.value), Input)
+    def _is_computed(self, read: Read) -> bool:
+        return isinstance(read, Tile) and not isinstance(self.builder.operation(read.value), Input)
 
     def _is_known(self, equation: JaxprEqn, operands: Sequence[Read]) -> bool:
         """Whether its results are known arrays, as those of all are that know their operands.

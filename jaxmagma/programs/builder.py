@@ -96,7 +96,7 @@ class Builder:
         self._numbers: dict[Any, int] = {}
         self._parts: dict[Part, Any] = {}
         self._zeros: set[int] = set()  # by structure
-        self._identities: set[int] = set()
+        self._identities: set[int] = set()  # tables that are one, as of nodes
         self._merged: dict[int, int] = {}  # values, and the same with axes that were merged apart
 
     def tile(self, value: int) -> tuple[int, ...]:

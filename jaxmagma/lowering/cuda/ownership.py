@@ -163,7 +163,7 @@ def _threads_of(schedule: Schedule, stage: Stage, packed: int) -> int:
         fibres = sum(x.flops for x in schedule.sweeps if not x.single)
         return -(-stage.count // (4 if 2 * stage.flops <= fibres else 1))
     if stage.places:
-        # They take many registers.
+        # They take many registers (benchmarks/results/elements-h200.txt).
         return min(stage.count, ENOUGH_THREADS)
     return -(-stage.count // packed)
 

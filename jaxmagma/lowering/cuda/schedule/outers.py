@@ -63,8 +63,8 @@ def with_outers(
 def _ways(sweep: Sweep, term: Accumulation, ready: set[int]) -> Iterable[tuple[int, Outer]]:
     """How a sweep can do a term, by each fibre that it has: how many values it loads for that."""
     step = term.step
-    if sweep.places:
-        return
+    if sweep.dots:
+        return  # its threads have several places at a time
     found = [
         dict(zip(labels, value.labels, strict=True))
         for value in sweep.at_hand

@@ -18,8 +18,8 @@ from jaxmagma.lowering.cuda.source.text import LETTERS, Text, linear, listed, sh
 # The place along a fibre, where values are made one by one; and a lane's number of it.
 POINT = "at"
 SLOT = "slot"
-# Behind a line's name: the first place that a thread has of several.
-FIRST = "0"
+# Before a line's name: the first place that a thread has of several.
+FIRST = "first_"
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Registers:
             sizes.insert(1, fibres)
             if self.quad:
                 sizes.insert(2, self.block.layout.spreads[self.places.position])
-        firsts = (f"{x}{FIRST}" if x in self.sweep.places else x for x in self.sweep.lines)
+        firsts = (f"{FIRST}{x}" if x in self.sweep.places else x for x in self.sweep.lines)
         parameters += [f"{type_} {x}" for x in ("e", *firsts)]
         shape = shape_of((self.block.ownership.elements, *extents))
         return self.text.function(f"{verb}<{listed(sizes)}>(thread", parameters, shape)
@@ -165,7 +165,7 @@ class Registers:
             for x in lines:
                 extent, threads = self.sweep.extents[x], self.sweep.threads(x)
                 count = self.sweep.places[x]
-                place = f"{x}{FIRST}{linear([(self._number(x), threads, count)])}"
+                place = f"{FIRST}{x}{linear([(self._number(x), threads, count)])}"
                 over = threads * count > extent
                 last = f"{place} < {extent} ? {place} : {extent - 1}"
                 self.text(f"const int {x} = {last if over and past_end else place};")

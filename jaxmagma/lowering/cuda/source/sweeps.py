@@ -27,8 +27,8 @@ def print_sweep(
     registers = Registers(text, places, _with_lines_joined(places, sweep))
     streams.print_begin(places.position)
     with registers.each_fibre():
-        if sweep.places:
-            _print_places(text, matrices, registers, streams)
+        if sweep.dots:
+            _print_dots(text, matrices, registers, streams)
         else:
             _print_groups(text, matrices, registers, streams, 0)
 
@@ -57,48 +57,40 @@ def _with_lines_joined(places: Places, sweep: Sweep) -> Sweep:
     return replace(sweep, lines=lines, extents=extents)
 
 
-def _print_places(text: Text, matrices: Matrices, registers: Registers, streams: Streams) -> None:
-    """Dots at several places, and what is done at each of them."""
-    sweep, groups = registers.sweep, grouped(registers.sweep)
-    count = next((n for n, x in enumerate(groups) if not x[0].is_dot), len(groups))
-    for group in groups[:count]:
-        _print_dots_of_places(text, registers, group)
-    lines = "".join(x for x in sweep.lines if x in sweep.places)
-    with registers.each_place(lines, past_end=False) as inner:
+def _print_dots(text: Text, matrices: Matrices, registers: Registers, streams: Streams) -> None:
+    """Dots, which come first, at all places of a thread; and what is done at each of them."""
+    sweep, dots = registers.sweep, [x for x in grouped(registers.sweep) if x[0].is_dot]
+    for group in dots:
+        _print_sums(text, registers, group)
+    with registers.each_place(registers.lines_of(sweep.dots[0].result), past_end=False) as inner:
         for move in sweep.dots:
             inner.values[move.result] = inner.at_place(move.result)
             inner.store_value(move.result, inner.at_place(move.result))
-        _print_groups(text, matrices, inner, streams, count)
+        _print_groups(text, matrices, inner, streams, len(dots))
 
 
-def _print_dots_of_places(text: Text, registers: Registers, group: Sequence[Move]) -> None:
+def _print_sums(text: Text, registers: Registers, group: Sequence[Move]) -> None:
     """Sums of products, term by term: what several of them read is read once."""
-    type_, sweep = registers.type_of_value, registers.sweep
+    type_ = registers.type_of_value
     text(f"{type_} {listed(registers.array(move.result) for move in group)};")
     text("#pragma unroll")
     with text.braces(f"for (int {POINT} = 0; {POINT} < {group[0].operands[0].length}; ++{POINT})"):
         inner = registers.inner()
-        for value in dict.fromkeys(x for move in group for x in move.operands):
-            lines = registers.lines_of(value)
-            if lines:
+        read = dict.fromkeys(x for move in group for x in move.operands)
+        for value in read:
+            if lines := registers.lines_of(value):
                 text(f"{type_} {registers.array(value)};")
                 with inner.each_place(lines, past_end=True) as own:
                     text(f"{own.at_place(value)} = {own.value(value)};")
                 inner.values[value] = inner.at_place(value)
-        lines = "".join(x for x in sweep.lines if x in sweep.places)
-        for value in dict.fromkeys(x for move in group for x in move.operands):
+        for value in read:
             inner.value(value)
-        with inner.each_number(lines):
+        with inner.each_number(inner.lines_of(group[0].result)):
             for move in group:
-                _print_terms(text, inner, move, inner.at_place(move.result))
-
-
-def _print_terms(text: Text, registers: Registers, move: Move, name: str) -> None:
-    """Adds the products at one place along fibres."""
-    for number, pair in enumerate(move.pairs):
-        left, right = map(registers.value, pair)
-        at = f"{POINT} + {number}" if number else POINT
-        text(f"{name} = with_term({at}, {left}, {right}, {name});")
+                made = inner.at_place(move.result)
+                for number, pair in enumerate(move.pairs):
+                    at = f"{POINT} + {number}" if number else POINT
+                    text(f"{made} = with_term({at}, {listed(map(inner.value, pair))}, {made});")
 
 
 def _print_groups(
@@ -118,8 +110,6 @@ def _print_groups(
             later = {x for g in groups[number + 1 :] for m in g for x in m.operands}
             later.update(x for found in outers[number:] for y in found for x in y.operands)
             _print_points(text, registers, group, later)
-        elif group[0].is_dot:
-            _print_dots(text, registers, group)
         elif len(group) > 1 and not matrices.near(group[0]) and not registers.owner:
             _print_together(text, matrices, registers, group)
         else:
@@ -187,19 +177,6 @@ def _print_together(
         name = registers.named_fibre(move.result)
         text(f"const auto {name} = fibre<{number}>({made});", shape)
         registers.store_fibre(move.result, name)
-
-
-def _print_dots(text: Text, registers: Registers, group: Sequence[Move]) -> None:
-    """Sums of products, term by term: what several of them read is read once."""
-    names = [registers.named_value(move.result) for move in group]
-    text(f"{registers.type_of_value} {listed(names)};")
-    text("#pragma unroll")
-    with text.braces(f"for (int {POINT} = 0; {POINT} < {group[0].operands[0].length}; ++{POINT})"):
-        inner = registers.inner()
-        for move, name in zip(group, names, strict=True):
-            _print_terms(text, inner, move, name)
-    for move, name in zip(group, names, strict=True):
-        registers.store_value(move.result, name)
 
 
 def _print_points(text: Text, registers: Registers, group: list[Move], later: set[Value]) -> None:
