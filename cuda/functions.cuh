@@ -55,6 +55,42 @@ JAXMAGMA_FUNCTION(Atan2, atan2)
 JAXMAGMA_FUNCTION(CopySign, copysign)
 #undef JAXMAGMA_FUNCTION
 
+// ---- Powers ----------------------------------------------------------------------------------
+
+// a^b where b is count / 2 or, but for a few roundings, count / 3. With |count| = whole * order +
+// left it is a^whole root^left, or the same of 1 / a and 1 / root: all factors are on one side of
+// one, and none is zero or infinity unless the power nearly is. The roundings add a factor of 1 +
+// log(root) rest, for which the exponent of the root and the bits that follow are enough of a
+// logarithm. The compiler knows b, and what is made of it but for numbers of other types.
+struct PowerOfRoot {
+  __device__ __forceinline__ double operator()(double a, double b) const {
+    const double round = 0x1.8p52, halves = 2 * b + round - round;
+    return halves == 2 * b ? OfOrder<2>(a, halves, 0) : OfThirds(a, b, 3 * b + round - round);
+  }
+  __device__ __forceinline__ float operator()(float a, float b) const { return ::powf(a, b); }
+
+  // Three times b is rounded: what is lost of it is added.
+  __device__ __forceinline__ static double OfThirds(double a, double b, double count) {
+    const double thrice = 2 * b + b;
+    return OfOrder<3>(a, count, thrice - count + (2 * b - thrice + b));
+  }
+
+  template <int Order>
+  __device__ __forceinline__ static double OfOrder(double a, double count, double rest) {
+    const double size = ::fabs(a), base = count < 0 ? 1 / size : size;
+    double root;
+    if (Order == 2) root = count < 0 ? ::rsqrt(size) : ::sqrt(size);
+    if (Order == 3) root = count < 0 ? ::rcbrt(size) : ::cbrt(size);
+    double power = root, left = count < 0 ? -count : count;
+    for (; left > Order; left -= Order) power *= base;
+    if (left > 1) power *= root;
+    const double log2 = 0x1p-20 * (__double2hiint(root) - 0x3ff00000);
+    power *= ::fma((count < 0 ? -rest : rest) * 0.6931471805599453, log2, 1.0);
+    const double infinity = __hiloint2double(0x7ff00000, 0);
+    return a < 0 && size < infinity ? infinity - infinity : power;
+  }
+};
+
 // ---- Expressions -----------------------------------------------------------------------------
 
 #define JAXMAGMA_FUNCTION(NAME, EXPRESSION)              \

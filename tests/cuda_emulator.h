@@ -46,6 +46,13 @@ inline double __hiloint2double(int high, int low) {
   return SameBits<double>((uint64_t{static_cast<unsigned>(high)} << 32) |
                           static_cast<unsigned>(low));
 }
+// Roots that the library of the C language lacks.
+inline double rsqrt(double x) {
+  return 1 / sqrt(x);
+}
+inline double rcbrt(double x) {
+  return 1 / cbrt(x);
+}
 
 namespace emulator {
 

@@ -220,10 +220,12 @@ def every_function(dtype: Any = "float64") -> ElementProgram:
     """Every pointwise function of tiles of 8 values, an output each."""
     builder = Builder(1)
     x, y, z = (builder.input(Input((0,), (8,), np.dtype(dtype))) for _ in range(3))
+    powers = builder.constant(np.array([1, -1, 4, -8, 1.5, -1.5, 4.5, -7.5], dtype) / 3)
     outputs = []
     for name, function in FUNCTIONS.items():
         third = builder.map("reciprocal", y) if name == "quotient" else z
-        made = builder.map(name, *(x, y, third)[: function.operands])
+        second = powers if name == "power_of_root" else y
+        made = builder.map(name, *(x, second, third)[: function.operands])
         outputs.append(Output(made, (0,)))
     return builder.build(outputs).program
 

@@ -505,3 +505,27 @@ def test_spellings_of_the_benchmarks(p: int) -> None:
         if workload.family in ("elasticity", "elasticity:pointwise")
     )
     assert [key(x) for x in plain] == [key(x) for x in mapped]
+
+
+def weighted(place: str) -> Callable[[Any], Any]:
+    """Products of slopes and values, with weights at points that have an axis of one place."""
+    rng = np.random.default_rng(11)
+    (g, h), w = rng.uniform(-1, 1, (2, 7, 5)), rng.uniform(0.5, 1, 7)
+
+    def matrix(u: Any) -> Any:
+        one, other = g * u, h * u
+        if place == "nowhere":
+            return jnp.einsum("qa,qb,q->ab", one, other, w)
+        if place == "weights":
+            return one.T @ (w[:, None] * other)
+        return jnp.einsum("qoa,qb,q->aob", one[:, None], other, w)[:, 0]
+
+    return matrix
+
+
+@pytest.mark.parametrize("place", ["weights", "factor and result"])
+def test_axes_of_one_place_are_none(place: str) -> None:
+    u = np.random.default_rng(13).uniform(-1, 1, (3, 5))
+    one, other = (weighted(x) for x in ("nowhere", place))
+    assert key(program_of(one, u)) == key(program_of(other, u))
+    np.testing.assert_allclose(jm.fuse(other)(u), jax.vmap(one)(u), 1e-13)

@@ -465,7 +465,7 @@ def special_values(dtype: str) -> Array:
 # Where products overflow, their error is another one if XLA does not optimise it.
 @pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
-@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+@pytest.mark.parametrize("name", sorted(FUNCTIONS.keys() - {"power_of_root"}))  # of CUDA plans
 def test_every_function(name: str, dtype: str) -> None:
     values = special_values(dtype)
     function = FUNCTIONS[name]

@@ -1,10 +1,14 @@
 """What the passes of a block of threads make of a plan: values that nobody changes."""
 
 from dataclasses import FrozenInstanceError, fields, is_dataclass
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxmagma as jm
 from jaxmagma.lowering.cuda import planned
 from jaxmagma.lowering.cuda.architectures import limits_of
 from jaxmagma.lowering.cuda.blocks import Block
@@ -16,6 +20,7 @@ from jaxmagma.lowering.cuda.schedule.sweeps import Gemm, grouped
 from jaxmagma.programs.program import ElementProgram
 from tests import cuda_fused
 from tests.cuda_programs import gradient, mass
+from tests.jaxprs import programs
 
 
 def block_of(program: ElementProgram, parameters: Parameters) -> Block:
@@ -121,3 +126,19 @@ def test_fibres_share_what_is_read_of_a_matrix() -> None:
             known.update(move.result for move in group)
         products = [x for x in grouped(sweep) if x[0].matrix is not None]
         assert all(len(x) % 3 == 0 for x in products)
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_many_threads_make_what_tiles_are_multiplied_with() -> None:
+    """The tangents at the points are for each point and node, not for each point."""
+    shapes = (5, 8, 3), (5, 8, 8, 3)
+
+    def energy(u: Any, g: Any) -> Any:
+        f = jnp.eye(3) + jnp.einsum("qne,na->qae", g, u)
+        log = jnp.log(jnp.linalg.det(f))
+        return jnp.sum(f * f) / 2 - jnp.sum(log) + jnp.sum(log**2)
+
+    (program,) = programs(jm.fuse(jax.hessian(energy)), *map(np.zeros, shapes))
+    block = block_of(program, Parameters())
+    most = max(block.schedule.sweeps, key=lambda x: x.flops / x.count)
+    assert most.flops / most.count < 1000

@@ -40,7 +40,15 @@ from jaxmagma.programs.program import (
 )
 from jaxmagma.programs.pruning import needed
 from jaxmagma.programs.simpler import ZERO, is_all, one_number, simpler
-from jaxmagma.programs.strides import Box, box_of, composed_view, matching_axes, places, row_major
+from jaxmagma.programs.strides import (
+    Box,
+    box_of,
+    composed_view,
+    in_order,
+    matching_axes,
+    places,
+    row_major,
+)
 
 
 # An axis along which values are taken apart has no more places than this.
@@ -182,6 +190,13 @@ class Builder:
             return self.zero(tuple([extents[x] for x in output]), self.dtype(terms[0][0]))
         if len(terms) == 1 and terms[0][1] == output:
             return terms[0][0]
+        longer = "".join(x for x in output if extents[x] > 1)
+        if len(longer) < len(output):
+            if len(terms) > 1:
+                return self.relabel(self.contract(terms, longer, sizes), longer, output, sizes)
+            if terms[0][1] == longer and isinstance(self._values[terms[0][0]], View):
+                tile = tuple([extents[x] for x in output])  # perhaps that of what is viewed
+                return self.view(terms[0][0], 0, row_major(tile), tile)
         if (apart := self._with_axes_apart(terms, output, extents)) is not None:
             return self.merged(self.contract(*apart), tuple([extents[x] for x in output]))
         for n, (value, labels) in enumerate(terms):
@@ -347,7 +362,7 @@ class Builder:
         """Some values of a tile in memory; see :class:`View`."""
         while True:
             operation = self._values[value]
-            if (offset, strides, tile) == (0, row_major(operation.tile), operation.tile):
+            if offset == 0 and tile == operation.tile and in_order(strides, tile):
                 return value
             if isinstance(operation, Input) and operation.constant is not None:
                 flat = operation.constant.array.reshape(-1)
@@ -851,12 +866,20 @@ class Builder:
         return frozenset().union(*(self.batch(x) for x, _ in terms))
 
     def _relabelled(self, terms: Terms, output: str) -> list[tuple[int, str]]:
-        """The terms, with transpositions and broadcasts of operands moved into their labels."""
+        """The terms, with transpositions and broadcasts of operands moved into their labels.
+
+        None has an axis of one place: it has none in a program that is the same otherwise.
+        """
         found = list(terms)
         for position in range(len(found)):
             while True:
                 value, labels = found[position]
                 inner = self._values[value]
+                if 1 in self.tile(value):
+                    axis = self.tile(value).index(1)
+                    part = self.index(value, axis, 0)
+                    found[position] = part, labels[:axis] + labels[axis + 1 :]
+                    continue
                 if not isinstance(inner, Contract) or not _only_relabels(inner):
                     break
                 names = dict(zip(inner.output, labels, strict=True))

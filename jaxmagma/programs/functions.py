@@ -110,6 +110,8 @@ FUNCTIONS: dict[str, Function] = {
     "quotient": Function(lambda a, b, inverse: lax.div(a, b), 3, 3),
     "rem": Function(lax.rem, 1, 2),
     "pow": Function(lax.pow, 1, 2),
+    # Where the exponent is known to be halves or thirds, for those who gain by it.
+    "power_of_root": Function(lax.pow, 1, 2),
     "atan2": Function(lax.atan2, 1, 2),
     "max": Function(lax.max, 1, 2),
     "min": Function(lax.min, 1, 2),
@@ -144,8 +146,8 @@ CHOICES = TRUTHS | {"select"}
 # Those that take tens of operations for each value.
 LONG = frozenset(
     {"acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "erf"}
-    | {"erfc", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rem", "sin", "sinh"}
-    | {"tan", "tanh"}
+    | {"erfc", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "power_of_root", "rem"}
+    | {"sin", "sinh", "tan", "tanh"}
 )
 # Where XLA compiles a function for a CPU, it calls a library for each value of these.
 VALUE_BY_VALUE = frozenset(

@@ -15,6 +15,12 @@ def row_major(tile: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+def in_order(strides: Sequence[int], tile: Sequence[int]) -> bool:
+    """Whether strides are those of a tile in memory, but along axes of one value."""
+    own = zip(strides, row_major(tile), tile, strict=True)
+    return all(x == y for x, y, extent in own if extent != 1)
+
+
 def places(offset: int, strides: Sequence[int], tile: Sequence[int]) -> np.ndarray:
     """The positions of a view's values in the flat tile, an array of shape ``tile``."""
     at = np.full((), offset)

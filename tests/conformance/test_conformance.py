@@ -70,6 +70,7 @@ INNER = {
     "inverse_binade": "in inverses",
     "reciprocal": "of divisors, in plans",
     "quotient": "of several values by one, in plans",
+    "power_of_root": "of halves and thirds, in plans",
     **dict.fromkeys(ROUNDINGS.values(), "of what is of a narrower dtype"),
     "one_minus_square": "in the derivative of tanh, of newer releases",
     "call_hi_primitive": "of newer releases",

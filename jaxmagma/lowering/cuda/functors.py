@@ -39,6 +39,7 @@ FUNCTORS = {
     "quotient": "Quotient",
     "rem": "Remainder",
     "pow": "Power",
+    "power_of_root": "PowerOfRoot",
     "atan2": "Atan2",
     "max": "Max",
     "min": "Min",

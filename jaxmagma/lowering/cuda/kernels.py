@@ -20,6 +20,7 @@ from jaxmagma.lowering.cuda.panels import Panels, panels_of
 from jaxmagma.lowering.cuda.parameters import Parameters
 from jaxmagma.lowering.cuda.plans.folding import constants_folded
 from jaxmagma.lowering.cuda.plans.quotients import reciprocals_shared
+from jaxmagma.lowering.cuda.plans.roots import powers_of_roots
 from jaxmagma.lowering.cuda.plans.sums import spread
 from jaxmagma.lowering.cuda.plans.vectors import with_vectors
 from jaxmagma.lowering.cuda.schedule.gemms import LARGEST_BLOCK
@@ -112,7 +113,7 @@ def _block(
 
 def _ready(plan: Plan) -> Plan:
     """The plan as all kernels do it."""
-    return constants_folded(reciprocals_shared(plan))
+    return constants_folded(reciprocals_shared(powers_of_roots(plan)))
 
 
 def _resolved(plan: Plan) -> Plan:

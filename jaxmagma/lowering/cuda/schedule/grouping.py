@@ -33,6 +33,8 @@ from jaxmagma.programs.program import Place
 MOST_LOADS = 6
 # So many fibres, at most, are multiplied with each value of a matrix that a thread reads.
 TOGETHER = 6
+# More operations of a fibre are those of many threads.
+MOST_OF_FIBRE = 1000
 # Fewer dots are products that a thread has blocks of.
 FEWEST_DOTS = 2
 
@@ -88,6 +90,8 @@ def _stage(progress: Progress, number: int) -> Stage:
         if sweep is not None:
             sweep = _filled(progress, sweep)
             has_mode = any(x.matrix is not None for x in sweep.moves)
+            if not along and steps.dots and not sweep.single and not has_mode:
+                sweep = _value_by_value(progress, number, sweep)
             if not along or (has_mode and len(sweep.loads) <= MOST_LOADS):
                 return sweep
             best = best or sweep
@@ -95,6 +99,21 @@ def _stage(progress: Progress, number: int) -> Stage:
         assert not isinstance(step, Pointwise)
         return Total(number, step) if isinstance(step, Rearrange) else Gemm(number, step)
     return best
+
+
+def _value_by_value(progress: Progress, number: int, fibres: Sweep) -> Sweep:
+    """A sweep of a step of single values in place of one that many have joined fibre by fibre.
+
+    Where an element's tiles are multiplied there are threads for every value.
+    """
+    if fibres.flops <= MOST_OF_FIBRE * fibres.count:
+        return fibres
+    steps = progress.steps
+    sweep = opened(steps, number, "")
+    assert sweep is not None
+    shape = sorted(sweep.extents.values())
+    others = [n for n in progress.points if sorted(steps.operations[n].shape) != shape]
+    return _filled(progress.without(others), sweep)
 
 
 def _of_dots(progress: Progress, number: int) -> Sweep | None:
