@@ -44,6 +44,8 @@ def every() -> Iterator[Program]:
     yield _program("square-root/n3", square_root, ((3, 3),), 9, 5 * 130)
     yield _program("orbits/n18", orbits, ((3, 3), (3, 3)), 18 + 200, 200 * 2 * 150)
     yield _program("oscillators/n6", oscillators, ((6,),), 6, 200 * 4 * 180)
+    for n in (2, 3, 4, 5):
+        yield _program(f"solve/n{n}", solved, ((n, n), (n,)), n, 2 * n**3 // 3 + 2 * n**2)
 
 
 def _program(
@@ -136,6 +138,10 @@ def rotated(q: Array, v: Array) -> Array:
 
 def fitted(A: Array, b: Array) -> Array:
     return jnp.linalg.solve(A.T @ A + np.eye(3), A.T @ b)
+
+
+def solved(A: Array, b: Array) -> Array:
+    return jnp.linalg.solve(A + 4 * np.eye(len(b)), b)
 
 
 def integrated(x: Array) -> Array:

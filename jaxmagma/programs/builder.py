@@ -23,6 +23,7 @@ import numpy as np
 
 from jaxmagma.programs.functions import COMMUTATIVE
 from jaxmagma.programs.labels import canonical, letters, repeated
+from jaxmagma.programs.powers import whole_power
 from jaxmagma.programs.program import (
     Constant,
     Contract,
@@ -260,6 +261,8 @@ class Builder:
             made = self.pointwise(function, *apart)
             return self.merged(made, tuple([extents[x] for x in output]))
         found = self._simplified(function, terms, output, extents)
+        if found is None and function == "pow":
+            found = whole_power(self, terms, output, extents)
         if found is not None:
             return found
         label = self._stacked_label(terms)

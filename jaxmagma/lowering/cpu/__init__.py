@@ -92,6 +92,9 @@ LEAST_SIDE_OF_XLA = 4
 # Without matrix products, a kernel is faster from so many operations for each value that is read or
 # written: eigenvalues of a matrix are (2 to 3 times), a determinant or a norm is not.
 _LEAST_FLOPS_PER_VALUE = 4
+# Or from so many with choices, which eliminations with pivots consist of: XLA makes their results
+# each by itself (benchmarks/results/variants-xeon.txt).
+_LEAST_STEPS_PER_VALUE = 5
 # XLA puts more of them together in a loop that is slower than a kernel
 # (benchmarks/results/spellings-epyc.txt).
 _MOST_PIECES_OF_XLA = 12
@@ -260,10 +263,12 @@ def _no_gain(plan: Plan, elements: int) -> str | None:
 def _computes_much(plan: Plan) -> bool:
     """Whether XLA's several loops, which leave values in memory, cost more than one kernel.
 
-    It chooses between values as fast as a kernel.
+    It chooses between values as fast as a kernel, unless there are many choices.
     """
     steps = [step for number, step in plan.numbered_steps() if plan.tiles[number].batched]
-    return _computed(steps) >= _LEAST_FLOPS_PER_VALUE * _values(plan)
+    each, every = _computed(steps), sum(x.flops for x in steps)
+    least = _LEAST_FLOPS_PER_VALUE, _LEAST_STEPS_PER_VALUE
+    return each >= least[0] * _values(plan) or every >= least[1] * _values(plan)
 
 
 def _computed(steps: Sequence[Step]) -> int:
