@@ -426,11 +426,17 @@ def test_precision(precision: Any, getkey: GetKey) -> None:
     assert_accurate(result, spec, *operands)
 
 
-def test_unknown_precision_is_an_error() -> None:
-    u = np.ones((ELEMENTS, 3, 3))
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("terms", [2, 3])
+def test_unknown_options_are_errors(terms: int, dtype: Any) -> None:
+    u = np.ones((ELEMENTS, 3, 3), dtype)
+    spec = ",".join(["eij", "ejk", "ekl"][:terms]) + "->ei" + "kl"[terms - 2]
     for einsum in (jnp.einsum, jm.einsum):
-        with pytest.raises(ValueError, match=r"[Pp]recision"):
-            einsum("eij,ejk->eik", u, u, precision="most of it")
+        for wrong in ("most of it", 3):
+            with pytest.raises((ValueError, TypeError), match=r"[Pp]recision"):
+                einsum(spec, *[u] * terms, precision=wrong)
+        with pytest.raises(TypeError):
+            einsum(spec, *[u] * terms, optimize=3)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, "float32", jnp.bfloat16, complex, int])

@@ -5,6 +5,7 @@ extent-1 broadcasting), decides which labels run over elements, contracts shared
 each other once, and hands over.  What should not become a program, ``jnp.einsum`` computes.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,6 +74,7 @@ def einsum(
       ValueError: malformed subscripts, a wrong number of operands, an unknown or repeated output
         label, or extents that do not match.
       TypeError: an operand that is not an array.
+      As ``jnp.einsum`` raises: of an ``optimize`` or a ``precision`` that it does not know.
 
     Example: a mass matrix in three dimensions, applied to every element at once.
 
@@ -96,6 +98,15 @@ def einsum(
         return call()
     tell(call)
     return jnp.einsum(subscripts, *operands, **options)
+
+
+def _check_options(
+    terms: Sequence[str], output: str, arrays: Sequence[Any], optimize: Any, precision: Any
+) -> None:
+    """Raises what ``jnp.einsum`` does of options that no kernel reads."""
+    spec = f"{','.join(terms)}->{output}"
+    call = functools.partial(jnp.einsum, spec, optimize=optimize, precision=precision)
+    jax.eval_shape(call, *arrays)
 
 
 @dataclass(frozen=True)
@@ -124,7 +135,8 @@ def capture(
 ) -> FusedCall | PlainCall:
     """The program of an einsum, or the reason why it is not one; raises if the call is wrong."""
     terms, output, arrays = parse(spec, operands)
-    del optimize
+    if precision is not None or optimize != "auto":
+        _check_options(terms, output, arrays, optimize, precision)
     if out is not None or out_sharding is not None:
         return PlainCall("out= or out_sharding= is given")
     if any(is_symbolic(np.shape(x)) for x in arrays):
