@@ -21,8 +21,16 @@ _REGISTERS = 128
 
 
 def together(steps: Steps, sweep: Sweep) -> Sweep:
-    """The sweep with sums of dots as one, and so many places of a thread that dots read least."""
-    return min(_with_places(steps, _with_sums(steps, sweep)), key=reads_for_each)
+    """The sweep with sums of dots as one, and so many places of a thread that dots read least.
+
+    As long as a warp has work, or half of one if dots would read more than they multiply.
+    """
+    sweep = _with_sums(steps, sweep)
+    found = [
+        min(_with_places(steps, sweep, threads), key=reads_for_each)
+        for threads in (WARP, WARP // 2)
+    ]
+    return next((x for x in found if reads_for_each(x) <= 1), found[0])
 
 
 def reads_for_each(sweep: Sweep) -> float:
@@ -58,8 +66,8 @@ def _is_sum(move: Move) -> bool:
     return added and all(x.labels == labels for x in move.operands)
 
 
-def _with_places(steps: Steps, sweep: Sweep) -> Iterator[Sweep]:
-    """Several places along two lines at most, the fewest first, as long as a warp has work.
+def _with_places(steps: Steps, sweep: Sweep, threads: int) -> Iterator[Sweep]:
+    """Several places along two lines at most, the fewest first, as long as threads have work.
 
     With fewer threads for an element matrices of 8 nodes took 1.2 times as long, with places for
     fewer than two those of 27 nodes 1.5 times (benchmarks/results/elements-h200.txt).
@@ -71,7 +79,7 @@ def _with_places(steps: Steps, sweep: Sweep) -> Iterator[Sweep]:
         found = replace(sweep, places={x: n for x, n in places if n > 1})
         values = [*(x.result for x in sweep.dots), *_read(sweep)]
         held = sum(n for n in map(found.size, values) if n > 1)
-        if found.places and held * registers <= _REGISTERS and found.count >= WARP:
+        if found.places and held * registers <= _REGISTERS and found.count >= threads:
             yield found
 
 
