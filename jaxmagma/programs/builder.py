@@ -191,11 +191,11 @@ class Builder:
             return self.zero(tuple([extents[x] for x in output]), self.dtype(terms[0][0]))
         if len(terms) == 1 and terms[0][1] == output:
             return terms[0][0]
-        longer = "".join(x for x in output if extents[x] > 1)
-        if len(longer) < len(output):
+        made = "".join(x for x in output if extents[x] > 1 or any(x in y for _, y in terms))
+        if len(made) < len(output):
             if len(terms) > 1:
-                return self.relabel(self.contract(terms, longer, sizes), longer, output, sizes)
-            if terms[0][1] == longer and isinstance(self._values[terms[0][0]], View):
+                return self.relabel(self.contract(terms, made, sizes), made, output, sizes)
+            if terms[0][1] == made and isinstance(self._values[terms[0][0]], View):
                 tile = tuple([extents[x] for x in output])  # perhaps that of what is viewed
                 return self.view(terms[0][0], 0, row_major(tile), tile)
         if (apart := self._with_axes_apart(terms, output, extents)) is not None:
@@ -871,14 +871,16 @@ class Builder:
     def _relabelled(self, terms: Terms, output: str) -> list[tuple[int, str]]:
         """The terms, with transpositions and broadcasts of operands moved into their labels.
 
-        None has an axis of one place: it has none in a program that is the same otherwise.
+        None has an axis of one place: it has none in a program that is the same otherwise. But
+        products of what is in memory are as they are, whatever extents they have.
         """
+        in_memory = all(isinstance(self._values[x], Input) for x, _ in terms)
         found = list(terms)
         for position in range(len(found)):
             while True:
                 value, labels = found[position]
                 inner = self._values[value]
-                if 1 in self.tile(value):
+                if 1 in self.tile(value) and not in_memory:
                     axis = self.tile(value).index(1)
                     part = self.index(value, axis, 0)
                     found[position] = part, labels[:axis] + labels[axis + 1 :]
