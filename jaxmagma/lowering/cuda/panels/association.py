@@ -20,7 +20,9 @@ SHORTEST = 4
 def associations(plan: Plan) -> tuple[Plan, ...]:
     """Plans with tables last, that of the left or of the right; ``plan`` itself if it is one."""
     found = [_associated(plan, right) for right in (False, True)]
-    return tuple(dict.fromkeys([*found, _exchanged(found[0])]))
+    other = _exchanged(found[0])
+    # Exchanged again the first table is last, of what has all other values.
+    return tuple(dict.fromkeys([*found, other, _exchanged(other)]))
 
 
 def _associated(plan: Plan, right: bool) -> Plan:
