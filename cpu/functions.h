@@ -14,7 +14,7 @@
   F(Ge, 2) F(Eq, 2) F(Ne, 2) F(IsFinite, 1) F(Not, 1) F(And, 2) \
   F(Or, 2) F(Xor, 2) F(Select, 3) F(First, 1) F(Fma, 3) F(Fms, 3) \
   F(Fnma, 3) F(FusedMultiplyAdd, 3) F(ProductError, 2) F(InverseBinade, 1) \
-  F(Reciprocal, 1) F(Quotient, 3)
+  F(CommonDigits, 2) F(Reciprocal, 1) F(Quotient, 3)
 // Those that libm computes.
 #define JAXMAGMA_ELEMENTARY(F) \
   F(Cbrt, 1) F(Exp, 1) F(Exp2, 1) F(Expm1, 1) F(Log, 1) F(Log1p, 1) \

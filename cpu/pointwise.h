@@ -107,6 +107,11 @@ struct Of {
     const IntegerLanes<T> least = IntegerLanes<T>{} + (Integer<T>{1} << kDigits);
     return Pick(inverse > least, AsLanes<T>(inverse), AsLanes<T>(least));
   }
+  // Sign and exponent stay; of the digits, those that are ones of both.
+  static JAXMAGMA_INLINE V CommonDigits(V a, V b) {
+    constexpr Integer<T> kDigits = (Integer<T>{1} << (sizeof(T) == 8 ? 52 : 23)) - 1;
+    return AsLanes<T>(AsIntegers<T>(a) & (AsIntegers<T>(b) | (IntegerLanes<T>{} + ~kDigits)));
+  }
   static JAXMAGMA_INLINE V Reciprocal(V a) { return Splat(T{1}) / a; }
   // A reciprocal that is at hand saves no time here.
   static JAXMAGMA_INLINE V Quotient(V a, V b, V) { return a / b; }

@@ -185,6 +185,17 @@ struct InverseBinade {
   }
 };
 
+// Sign and exponent stay; of the digits, those that are ones of both.
+struct CommonDigits {
+  __device__ __forceinline__ double operator()(double a, double b) const {
+    return __hiloint2double(__double2hiint(a) & (__double2hiint(b) | 0xfff00000),
+                            __double2loint(a) & __double2loint(b));
+  }
+  __device__ __forceinline__ float operator()(float a, float b) const {
+    return __int_as_float(__float_as_int(a) & (__float_as_int(b) | 0xff800000));
+  }
+};
+
 // ---- Rounding --------------------------------------------------------------------------------
 // To the nearest number of a narrower type; ties go to even ones. Doubles become floats first, the
 // odd one of both neighbours unless they are floats: so nothing is rounded twice.

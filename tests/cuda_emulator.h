@@ -42,6 +42,9 @@ inline float __int_as_float(int x) {
 inline int __double2hiint(double x) {
   return static_cast<int>(SameBits<uint64_t>(x) >> 32);
 }
+inline int __double2loint(double x) {
+  return static_cast<int>(SameBits<uint64_t>(x));
+}
 inline double __hiloint2double(int high, int low) {
   return SameBits<double>((uint64_t{static_cast<unsigned>(high)} << 32) |
                           static_cast<unsigned>(low));

@@ -11,7 +11,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxmagma.frontends import conditions
 from jaxmagma.frontends.conditions import Kind
-from jaxmagma.jaxpr import has_own_rule, inner_jaxpr, interpreted, nested
+from jaxmagma.jaxpr import has_own_rule, inner_jaxpr, interpreted, nested, with_digits
 from jaxmagma.programs.functions import COMPARISONS
 
 
@@ -192,7 +192,7 @@ def _inlined(
             lines.append(Line(equation, site or equation, operands, results))
         return results
 
-    return lines, interpreted(closed, arguments, inline)
+    return lines, interpreted(with_digits(closed), arguments, inline)
 
 
 def _kind(x: Any) -> Kind:

@@ -10,6 +10,7 @@ equation, and ``reader.py`` goes by the table.
 from jaxmagma.jaxpr.calls import has_own_rule, inner_jaxpr
 from jaxmagma.jaxpr.contractions import makes_table
 from jaxmagma.jaxpr.control import scan_counts
+from jaxmagma.jaxpr.digits import with_digits
 from jaxmagma.jaxpr.equations import (
     LongLoop,
     Unsupported,
@@ -53,4 +54,5 @@ __all__ = [
     "pointwise_rule",
     "scan_counts",
     "steps_at_once",
+    "with_digits",
 ]

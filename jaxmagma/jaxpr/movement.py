@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
@@ -85,23 +86,24 @@ def split(reader: Tiles, equation: JaxprEqn, x: Tile) -> list[Read]:
 
 
 def pad(reader: Tiles, equation: JaxprEqn, x: Read, padding: Read) -> Read:
-    config = equation.params["padding_config"]
-    if isinstance(padding, Tile) or any(min(x) < 0 for x in config):
-        raise Unsupported("pad with what is computed, or by less than nothing")
-    shape, fill = tuple(aval(equation.outvars[0]).shape), np.asarray(padding)
+    shape = tuple(aval(equation.outvars[0]).shape)
+    shown = _without_hidden(reader, x, equation.params["padding_config"], shape)
+    if shown is None:
+        return reader.spread(padding, shape)
+    x, config = shown
     # Along long axes all at once; then what is short is put together piece by piece.
     x = _padded_at_once(
         reader,
         x,
         [y if n > MOST_COMPONENTS else (0, 0, 0) for y, n in zip(config, shape, strict=True)],
-        fill,
+        padding,
     )
     for axis, (low, _, gap) in enumerate(config):
         own = reader.shape(x)[axis]
         if own == shape[axis]:
             continue
         parts = iter([reader.index(x, axis, k) for k in range(own)])
-        nothing = np.broadcast_to(fill, [*reader.shape(x)[:axis], *reader.shape(x)[axis + 1 :]])
+        nothing = reader.spread(padding, (*reader.shape(x)[:axis], *reader.shape(x)[axis + 1 :]))
         last = low + (own - 1) * (gap + 1)
         x = reader.stack(
             [
@@ -113,10 +115,30 @@ def pad(reader: Tiles, equation: JaxprEqn, x: Read, padding: Read) -> Read:
     return x
 
 
-def _padded_at_once(
-    reader: Tiles, x: Read, config: Sequence[tuple[int, int, int]], fill: np.ndarray
-) -> Read:
-    """The tile put into one of zeros, to which what it is padded with is added around it."""
+_Padding = tuple[int, int, int]  # before and behind, and between two places
+
+
+def _without_hidden(
+    reader: Tiles, x: Read, config: Sequence[_Padding], shape: Sequence[int]
+) -> tuple[Read, list[_Padding]] | None:
+    """The part of a tile that is seen where it is padded by less than nothing, and what that is
+    padded by; None if nothing of it is seen.
+    """
+    left: list[_Padding] = []
+    for axis, ((low, _, gap), size) in enumerate(zip(config, shape, strict=True)):
+        own, step = reader.shape(x)[axis], gap + 1
+        first, end = max(0, -(low // step)), min(own, (size - 1 - low) // step + 1)
+        if first >= end:
+            return None
+        if end - first < own:
+            x = reader.slice(x, axis, first, end - first)
+        before = low + first * step
+        left.append((before, size - 1 - before - (end - first - 1) * step, gap))
+    return x, left
+
+
+def _padded_at_once(reader: Tiles, x: Read, config: Sequence[_Padding], padding: Read) -> Read:
+    """The tile put into one of zeros, with what it is padded with around it."""
     if not any(map(any, config)):
         return x
     own = reader.shape(x)
@@ -126,11 +148,16 @@ def _padded_at_once(
     offset = sum(low * stride for (low, _, _), stride in zip(config, strides, strict=True))
     steps = tuple((gap + 1) * s for (_, _, gap), s in zip(config, strides, strict=True))
     placed = Tile(reader.builder.place([(reader.value(x), offset, steps)], shape))
-    if not np.any(fill):
+    zips = zip(last, config, strict=True)
+    inside = tuple([slice(low, k + 1, gap + 1) for k, (low, _, gap) in zips])
+    if isinstance(padding, Tile):
+        is_around = np.ones(shape, reader.dtype)
+        is_around[inside] = 0
+        return reader.emit("select", is_around, placed, reader.spread(padding, shape))
+    if not np.any(padding):
         return placed
-    around = np.full(shape, fill)
-    inside = zip(last, config, strict=True)
-    around[tuple(slice(low, k + 1, gap + 1) for k, (low, _, gap) in inside)] = 0
+    around = np.full(shape, padding)
+    around[inside] = 0
     return reader.emit("add", placed, around)
 
 
@@ -152,3 +179,12 @@ def convert(reader: Tiles, equation: JaxprEqn, x: Tile) -> Read:
 
 def unchanged(reader: Tiles, equation: JaxprEqn, *operands: Read) -> list[Read]:
     return list(operands)
+
+
+def reduce_precision(reader: Tiles, equation: JaxprEqn, x: Tile) -> Read:
+    """To the digits and exponents that a number has already, as a policy of ``checkpoint`` does."""
+    info = jnp.finfo(aval(equation.invars[0]).dtype)
+    exponents, digits = (equation.params[x] for x in ("exponent_bits", "mantissa_bits"))
+    if exponents < info.nexp or digits < info.nmant:
+        raise Unsupported(f"reduce_precision to {exponents} and {digits} bits")
+    return x

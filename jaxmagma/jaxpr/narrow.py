@@ -17,7 +17,7 @@ from jaxmagma.programs.precisions import is_narrower
 # What makes numbers of the dtype of its operands out of such, whatever dtype it computes in.
 _EXACT = frozenset(
     """
-    neg abs sign floor ceil round max min rem clamp select_n inverse_binade
+    neg abs sign floor ceil round max min rem clamp select_n inverse_binade keep_digits
     broadcast_in_dim reshape squeeze transpose rev slice dynamic_slice concatenate stack unstack
     split pad tile gather dynamic_update_slice scatter reduce_max reduce_min cummax cummin sort
     copy copy_p stop_gradient optimization_barrier
@@ -52,4 +52,19 @@ def narrower(reader: Tiles, equation: JaxprEqn, operands: Sequence[Read]) -> Rea
             info = jnp.finfo(dtype)
             made = reader.emit("max", reader.emit("inverse_binade", *operands), float(info.tiny))
             return reader.emit("min", made, 2.0**info.maxexp / 2)
+        case "keep_digits":
+            (x,) = operands
+            return _kept(reader, x, equation.params["like"], dtype)
     return None
+
+
+def _kept(reader: Tiles, x: Read, like: float, dtype: np.dtype) -> Read:
+    """Digits of a number of a narrower dtype: subnormal ones have more leading zeros there."""
+    made, info = reader.emit("common_digits", x, like), jnp.finfo(dtype)
+    if info.minexp == jnp.finfo(reader.dtype).minexp:
+        return made
+    least, size = float(info.tiny), reader.emit("abs", x)
+    # With the least number added that is none of them, it has its digits where they are there.
+    small = reader.emit("common_digits", reader.emit("add", size, least), like)
+    small = reader.emit("mul", reader.emit("sub", small, least), reader.emit("sign", x))
+    return reader.emit("select", reader.emit("lt", size, least), made, small)

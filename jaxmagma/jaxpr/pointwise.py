@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax.extend.core import JaxprEqn
-from jax.lax import RoundingMethod
+from jax.lax import AccuracyMode, RoundingMethod
 
-from jaxmagma.jaxpr.equations import Rule, anything, nothing
+from jaxmagma.jaxpr.equations import Rule, anything, nothing, one_of
 from jaxmagma.programs.functions import FUNCTIONS
 
 
@@ -49,8 +49,9 @@ def _polynomial(emit: Emit, x: Any, *coefficients: Any) -> Any:
     return made
 
 
-# How accurate a function is to be: ours are as accurate as they get by default.
-_ACCURACY = {"accuracy": nothing}
+# How accurate a function is to be. Ours are as accurate as they get, to a few units in the last
+# place; a tolerance may ask for more.
+_ACCURACY = {"accuracy": one_of(None, AccuracyMode.DEFAULT, AccuracyMode.HIGHEST)}
 
 
 def _function(name: str, operands: int) -> Rule:
@@ -64,6 +65,9 @@ POINTWISE: dict[str, Rule] = {
     "integer_pow": Rule(_integer_power, ("y",), {"mul_impl": nothing}),
     "log2": Rule(lambda emit, x: emit("mul", emit("log", x), math.log2(math.e)), (), _ACCURACY),
     "polynomial": Rule(_polynomial, (), {"unroll": anything}),
+    "keep_digits": Rule(
+        lambda emit, x, like: emit("common_digits", x, like), ("like",), operands=1
+    ),
     "square": Rule(lambda emit, x: emit("mul", x, x)),
     "add_any": Rule(lambda emit, a, b: emit("add", a, b)),
     "one_minus_square": Rule(lambda emit, x: emit("sub", 1.0, emit("mul", x, x))),

@@ -9,6 +9,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxmagma.jaxpr.calls import inner_jaxpr
 from jaxmagma.jaxpr.contractions import OF_TABLES, makes_table
+from jaxmagma.jaxpr.digits import with_digits
 from jaxmagma.jaxpr.equations import Unsupported, aval, interpreted, is_empty, is_extended
 from jaxmagma.jaxpr.known import evaluated
 from jaxmagma.jaxpr.narrow import is_rounded, narrower
@@ -100,7 +101,7 @@ class Reader(Tiles):
         return np.broadcast_to(np.asarray(read).astype(own.dtype), own.shape)
 
     def jaxpr(self, closed: ClosedJaxpr, arguments: Sequence[Read]) -> list[Read]:
-        results = interpreted(closed, arguments, self.equation)
+        results = interpreted(with_digits(closed), arguments, self.equation)
         return [x if isinstance(x, Tile) else np.asarray(x) for x in results]
 
     def check_dtypes(self, equation: JaxprEqn, operands: Sequence[Read]) -> integers.Bounds | None:

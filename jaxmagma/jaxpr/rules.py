@@ -122,6 +122,8 @@ RULES: dict[str, Rule] = {
     "scatter": _scattering(None),
     "scatter-add": _scattering("add"),
     "scatter_add": _scattering("add"),
+    "scatter-sub": _scattering("sub"),
+    "scatter_sub": _scattering("sub"),
     "scatter-mul": _scattering("mul"),
     "scatter_mul": _scattering("mul"),
     "reduce_sum": Rule(contractions.reduce_sum, ("axes",), _SUM, operands=1),
@@ -138,6 +140,9 @@ RULES: dict[str, Rule] = {
     "cummin": Rule(reductions.cumulative("min"), ("axis", "reverse"), operands=1),
     "convert_element_type": Rule(
         movement.convert, ("new_dtype",), _MOVE | {"weak_type": anything}, operands=1
+    ),
+    "reduce_precision": Rule(
+        movement.reduce_precision, ("exponent_bits", "mantissa_bits"), operands=1, truth=False
     ),
     "copy": Rule(movement.unchanged, operands=1),
     "copy_p": Rule(movement.unchanged, operands=1),

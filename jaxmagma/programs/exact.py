@@ -1,4 +1,4 @@
-"""Three functions that are exact where products and sums round, as primitives of JAX.
+"""Functions that are exact where products and sums round, as primitives of JAX.
 
 T. J. Dekker, "A floating-point technique for extending the available precision", Numer. Math. 18,
 1971; J.-M. Muller et al., "Handbook of Floating-Point Arithmetic", 2018, sections 4.3 and 4.4.
@@ -29,6 +29,11 @@ def product_error(a: jax.Array, b: jax.Array) -> jax.Array:
 def inverse_binade(a: jax.Array) -> jax.Array:
     """The power of two ``s`` with ``1 <= s |a| < 2``; one that is finite where there is none."""
     return _inverse_binade_p.bind(a)
+
+
+def common_digits(a: jax.Array, b: jax.Array) -> jax.Array:
+    """``a`` without those binary digits of its mantissa that are zeros in ``b``."""
+    return _common_digits_p.bind(a, b)
 
 
 def difference_of_products(a: jax.Array, b: jax.Array, c: jax.Array, d: jax.Array) -> jax.Array:
@@ -78,6 +83,14 @@ def _inverse_binade(a: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(lax.max(inverse, lax.full_like(bits, 1 << info.nmant)), a.dtype)
 
 
+def _common_digits(a: jax.Array, b: jax.Array) -> jax.Array:
+    info = jnp.finfo(a.dtype)
+    own, other = (lax.bitcast_convert_type(x, np.dtype(f"uint{info.bits}")) for x in (a, b))
+    others = lax.full_like(other, 2**info.bits - 2**info.nmant)  # than digits: sign and exponent
+    both = lax.bitwise_and(own, lax.bitwise_or(other, others))
+    return lax.bitcast_convert_type(both, a.dtype)
+
+
 # ---- The primitives ------------------------------------------------------------------------------
 
 
@@ -108,11 +121,12 @@ def _without_tangent(primitive: Primitive, operands: Any, _: Any) -> tuple[jax.A
 _fused_multiply_add_p = _primitive("fused_multiply_add", _fused_multiply_add)
 _product_error_p = _primitive("product_error", _product_error)
 _inverse_binade_p = _primitive("inverse_binade", _inverse_binade)
+_common_digits_p = _primitive("common_digits", _common_digits)
 ad.defjvp(
     _fused_multiply_add_p,
     lambda t, a, b, c: t * b,
     lambda t, a, b, c: a * t,
     lambda t, a, b, c: t,
 )
-for _constant_p in (_product_error_p, _inverse_binade_p):
+for _constant_p in (_product_error_p, _inverse_binade_p, _common_digits_p):
     ad.primitive_jvps[_constant_p] = functools.partial(_without_tangent, _constant_p)

@@ -131,6 +131,7 @@ FUNCTIONS: dict[str, Function] = {
     "fused_multiply_add": Function(exact.fused_multiply_add, 2, 3),
     "product_error": Function(exact.product_error, 2, 2),
     "inverse_binade": Function(exact.inverse_binade, 1, 1),
+    "common_digits": Function(exact.common_digits, 1, 2),
     "select": Function(_select, 1, 3),  # which, if it is 0, if it is not
     "round_to_float32": Function(_rounding(np.float32), 1, 1),
     "round_to_bfloat16": Function(_rounding(jnp.bfloat16), 1, 1),

@@ -1323,4 +1323,62 @@ def long_loop(d: Draw) -> str:
     return f"lax.scan(lambda c, _: ({inner}[0], ()), {x}, None, length=2)[0]"
 
 
+# ---- Bits, and what takes away -------------------------------------------------------------------
+
+
+@operation
+def masked_digits(d: Draw) -> str:
+    """A number without its last digits, as JAX squares it exactly, or of other digits."""
+    x = d.value("f")
+    bits = 8 * x.dtype.itemsize
+    digits = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}[x.dtype.name]
+    whole = 2**bits - 1
+    masks = [whole - 2 ** (digits // 2) + 1, whole - 1, whole - 2, whole - 2**digits + 1]
+    mask = f"jnp.uint{bits}({d.pick('mask', masks)})"
+    number = f"lax.bitcast_convert_type({x}, jnp.uint{bits})"
+    masked = d.pick("order", ["{0} & {1}", "{1} & {0}"]).format(number, mask)
+    return f"lax.bitcast_convert_type({masked}, {x}.dtype)"
+
+
+@operation
+def of_the_normal_distribution(d: Draw) -> str:
+    """Functions of whose derivatives newer releases square numbers by their digits."""
+    x = d.value("f", where=lambda x: x.dtype.itemsize >= 4)
+    functions = ["lax.erf", "lax.erfc", "jax.scipy.stats.norm.cdf"]
+    return f"jax.grad(lambda x: jnp.sum({d.pick('function', functions)}(x)))({x})"
+
+
+@operation
+def scatter_sub(d: Draw) -> str:
+    x = d.value("fci", rank=(2, 2), least=1)
+    rows, flags = _rows(d, x.shape[0])
+    mode = d.pick("mode", ["CLIP", "FILL_OR_DROP"])
+    numbers = (
+        "lax.ScatterDimensionNumbers(update_window_dims=(1,), inserted_window_dims=(0,),"
+        " scatter_dims_to_operand_dims=(0,))"
+    )
+    updates = d.like(x, shape=(rows.count("], [") + (rows.count("[") > 1), x.shape[1]))
+    mode = f"lax.GatherScatterMode.{mode}"
+    return f"lax.scatter_sub({x}, {rows}, {updates}, {numbers}{flags}, mode={mode})"
+
+
+@operation
+def checkpointed(d: Draw) -> str:
+    """What a policy keeps is rounded to the precision that it has."""
+    x = d.value("f")
+    function = d.pick("function", ["jnp.sin(jnp.cos(x)) * x", "jnp.tanh(x * x)"])
+    policy = d.pick("policy", ["everything_saveable", "dots_saveable"])
+    made = f"jax.checkpoint(lambda x: {function}, policy=jax.checkpoint_policies.{policy})"
+    return f"jax.grad(lambda x: jnp.sum({made}(x)))({x})"
+
+
+@operation
+def kept_precision(d: Draw) -> str:
+    """Rounded to as many digits as there are, to more, or to fewer."""
+    x = d.value("f", least=1)
+    dtype = d.pick("dtype", ["float64", "float32"])
+    bits = d.pick("exponent_bits", [11, 8]), d.pick("mantissa_bits", [52, 23, 10])
+    return f"lax.reduce_precision({x}.astype(jnp.{dtype}), {bits[0]}, {bits[1]})"
+
+
 RARE = {"callback", "random_numbers", "linear_algebra", "fourier", "convolution", "bitcast"}

@@ -68,6 +68,8 @@ INNER = {
     "fused_multiply_add": "in determinants and inverses",
     "product_error": "in determinants and inverses",
     "inverse_binade": "in inverses",
+    "common_digits": "of bits that are masked",
+    "keep_digits": "of bits that are masked",
     "reciprocal": "of divisors, in plans",
     "quotient": "of several values by one, in plans",
     "power_of_root": "of halves and thirds, in plans",

@@ -25,7 +25,7 @@ Address = tuple[int, int, int, int]
 FUNCTION_NAMES = (
     "add sub mul div neg abs sign floor ceil round_away round_even sqrt rsqrt max min "
     "lt le gt ge eq ne is_finite not and or xor select first fma fms fnma "
-    "fused_multiply_add product_error inverse_binade reciprocal quotient "
+    "fused_multiply_add product_error inverse_binade common_digits reciprocal quotient "
     "cbrt exp exp2 expm1 log log1p logistic sin cos tan asin acos atan sinh cosh tanh "
     "asinh acosh atanh erf erfc rem pow atan2 "
     "round_to_float32 round_to_bfloat16 round_to_float16"

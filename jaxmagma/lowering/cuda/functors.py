@@ -57,6 +57,7 @@ FUNCTORS = {
     "fused_multiply_add": "FusedMultiplyAdd",
     "product_error": "ProductError",
     "inverse_binade": "InverseBinade",
+    "common_digits": "CommonDigits",
     "round_to_float32": "RoundToFloat32",
     "round_to_bfloat16": "RoundToBFloat16",
     "round_to_float16": "RoundToFloat16",
