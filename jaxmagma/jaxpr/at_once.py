@@ -1,12 +1,11 @@
 """Loops whose steps do not need each other, as one step of all of them at once.
 
 A quadrature as a loop over its points adds what it makes of each, and counts: what it carries is no
-part of what it adds. So points are an axis, as under ``vmap``, and the program has the operations
-of one of them. ``lax.map`` carries nothing at all.
+part of what it adds (:mod:`jaxmagma.jaxpr.sums`). So points are an axis, as under ``vmap``, and the
+program has the operations of one of them. ``lax.map`` carries nothing at all.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -14,25 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
-from jaxmagma.jaxpr.equations import applied, aval, interpreted
+from jaxmagma.jaxpr.equations import Unsupported, aval, interpreted
+from jaxmagma.jaxpr.sums import Sum, with_sums
 from jaxmagma.jaxpr.tiles import Read, Tile, Tiles
 
 
 # Where no kernel has room for what all steps make, plain JAX has it in memory.
 _MOST_AT_ONCE = 256
-
-
-@dataclass(frozen=True)
-class _Steps:
-    """What becomes of the values that a loop carries, by their positions.
-
-    Attributes:
-      added: the equation that adds something, and which operand that is.
-      counted: by how much the number grows.
-    """
-
-    added: dict[int, tuple[JaxprEqn, int]]
-    counted: dict[int, int]
 
 
 def at_once(
@@ -44,39 +31,47 @@ def at_once(
     """
     p = equation.params
     closed: ClosedJaxpr = p["jaxpr"]
-    steps = _steps_of(closed, consts, carry)
-    first = operands[consts : consts + carry]
-    if steps is None or closed.effects or any(isinstance(first[n], Tile) for n in steps.counted):
-        return None
     length = p["length"]
-    if not 1 < length <= _MOST_AT_ONCE:
+    if closed.effects or not 1 < length <= _MOST_AT_ONCE:
         return None
+    inside = closed.jaxpr.invars[consts : consts + carry]
+    first = operands[consts : consts + carry]
+    kept = {n for n, x in enumerate(inside) if closed.jaxpr.outvars[n] is x}
+    counted = {
+        n: by
+        for n, x in enumerate(first)
+        if n not in kept
+        and not isinstance(x, Tile)
+        and (by := _counted_by(closed.jaxpr, inside[n], closed.jaxpr.outvars[n])) is not None
+    }
     numbers = np.arange(length)[:: -1 if p["reverse"] else 1]
     given = [*operands]
     axes: list[int | None] = [*[None] * (consts + carry), *[0] * (len(operands) - consts - carry)]
-    for n, by in steps.counted.items():
-        start = np.asarray(first[n])
-        given[consts + n] = (start + by * numbers).astype(start.dtype)
+    for n, by in counted.items():
+        given[consts + n] = _counts(np.asarray(first[n]), by, numbers)
         axes[consts + n] = 0
+    summed = [n for n in range(carry) if n not in kept and n not in counted]
 
     def one(*arguments: jax.Array) -> list[Any]:
-        def rule(inner: JaxprEqn, own: Sequence[Any]) -> Sequence[Any]:
-            for n, (adding, position) in steps.added.items():
-                if inner is adding:
-                    return [jnp.broadcast_to(own[position], aval(closed.jaxpr.outvars[n]).shape)]
-            return applied(inner, own)
-
-        return interpreted(closed, arguments, rule)
+        own: list[Any] = list(arguments)
+        for n in summed:
+            own[consts + n] = Sum.before(n, aval(inside[n]))
+        made = interpreted(closed, own, with_sums)
+        for n, x in enumerate(made):
+            if n in summed and isinstance(x, Sum) and x.carried == n:
+                made[n] = x.term(aval(inside[n]))
+            elif n in summed or isinstance(x, Sum):
+                raise Unsupported("a loop whose steps need what others have made")
+        return made
 
     def every(*arguments: jax.Array) -> list[Any]:
         made = jax.vmap(one, axes, axis_size=length)(*arguments)
-        for n in range(carry):
-            if n in steps.added:
-                made[n] = jnp.sum(made[n], 0, made[n].dtype)
-                if not _is_zero(first[n]):
-                    made[n] = arguments[consts + n] + made[n]
-            elif n not in steps.counted:
-                made[n] = arguments[consts + n]
+        for n in kept:
+            made[n] = arguments[consts + n]
+        for n in summed:
+            made[n] = jnp.sum(made[n], 0, made[n].dtype)
+            if not _is_zero(first[n]):
+                made[n] = arguments[consts + n] + made[n]
         return made
 
     structs = [
@@ -84,35 +79,31 @@ def at_once(
         for x, own in zip(given, map(aval, equation.invars), strict=True)
     ]
     results = reader.jaxpr(jax.make_jaxpr(every)(*structs), given)
-    for n, by in steps.counted.items():
-        start = np.asarray(first[n])
-        results[n] = (start + by * length).astype(start.dtype)
+    for n, by in counted.items():
+        results[n] = _counts(np.asarray(first[n]), by, np.asarray(length))
     return results
 
 
-def _steps_of(closed: ClosedJaxpr, consts: int, carry: int) -> _Steps | None:
-    """None if a step needs what another one has made."""
-    jaxpr = closed.jaxpr
-    added: dict[int, tuple[JaxprEqn, int]] = {}
-    counted: dict[int, int] = {}
-    for n in range(carry):
-        carried, result = _renamed(jaxpr, jaxpr.invars[consts + n]), jaxpr.outvars[n]
-        if result is jaxpr.invars[consts + n]:
-            continue
-        adding = next((x for x in jaxpr.eqns if result in x.outvars), None)
-        if adding is None or adding.primitive.name not in ("add", "add_any"):
-            return None
-        if isinstance(result, Literal) or carried not in adding.invars:
-            return None
-        position = 1 - adding.invars.index(carried)
-        other = adding.invars[position]
-        if isinstance(other, Literal) and np.issubdtype(aval(carried).dtype, np.integer):
-            counted[n] = int(other.val)
-        elif _uses(jaxpr, carried) == 1 and _uses(jaxpr, result) == 1:
-            added[n] = adding, position
-        else:
-            return None
-    return _Steps(added, counted)
+def _counted_by(jaxpr: Any, carried: Any, result: Any) -> int | None:
+    """By how much each step lets a number grow; None if it is none that counts."""
+    if isinstance(result, Literal) or not np.issubdtype(aval(carried).dtype, np.integer):
+        return None
+    carried = _renamed(jaxpr, carried)
+    counting = next((x for x in jaxpr.eqns if result in x.outvars), None)
+    name = None if counting is None else counting.primitive.name
+    if counting is None or name not in ("add", "add_any", "sub") or carried not in counting.invars:
+        return None
+    position = counting.invars.index(carried)
+    by = counting.invars[1 - position]
+    if not isinstance(by, Literal) or (name == "sub" and position):
+        return None
+    return -int(by.val) if name == "sub" else int(by.val)
+
+
+def _counts(start: np.ndarray, by: int, steps: np.ndarray) -> np.ndarray:
+    """What a number is that has grown in so many steps, which wraps around as integers do."""
+    grown = np.asarray(by % 2**64, np.uint64) * steps.astype(np.uint64)
+    return np.asarray(start.astype(np.uint64) + grown).astype(start.dtype)
 
 
 def _renamed(jaxpr: Any, variable: Any) -> Any:
