@@ -14,6 +14,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 from jaxmagma.jaxpr.equations import Unsupported, aval, interpreted
+from jaxmagma.jaxpr.kept import kept
 from jaxmagma.jaxpr.sums import Sum, with_sums
 from jaxmagma.jaxpr.tiles import Read, Tile, Tiles
 
@@ -36,11 +37,11 @@ def at_once(
         return None
     inside = closed.jaxpr.invars[consts : consts + carry]
     first = operands[consts : consts + carry]
-    kept = {n for n, x in enumerate(inside) if closed.jaxpr.outvars[n] is x}
+    same = kept(closed, consts, carry)
     counted = {
         n: by
         for n, x in enumerate(first)
-        if n not in kept
+        if n not in same
         and not isinstance(x, Tile)
         and (by := _counted_by(closed.jaxpr, inside[n], closed.jaxpr.outvars[n])) is not None
     }
@@ -50,7 +51,7 @@ def at_once(
     for n, by in counted.items():
         given[consts + n] = _counts(np.asarray(first[n]), by, numbers)
         axes[consts + n] = 0
-    summed = [n for n in range(carry) if n not in kept and n not in counted]
+    summed = [n for n in range(carry) if n not in same and n not in counted]
 
     def one(*arguments: jax.Array) -> list[Any]:
         own: list[Any] = list(arguments)
@@ -66,7 +67,7 @@ def at_once(
 
     def every(*arguments: jax.Array) -> list[Any]:
         made = jax.vmap(one, axes, axis_size=length)(*arguments)
-        for n in kept:
+        for n in same:
             made[n] = arguments[consts + n]
         for n in summed:
             made[n] = jnp.sum(made[n], 0, made[n].dtype)
