@@ -1,7 +1,8 @@
 """What a step of a loop leaves as it was, though its jaxpr may make it anew.
 
 The reverse derivative of a choice takes what is carried apart, into what is there where the choice
-is one and where it is another, with zeros elsewhere, and adds that up again.
+is one and where it is another, with zeros elsewhere, and adds that up again; that of a sum in
+another shape has it in that shape and back.
 """
 
 from collections.abc import Sequence
@@ -27,6 +28,14 @@ class _Repeated:
     value: Any
     shape: tuple[int, ...]
     axes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Reshaped:
+    """A value in another shape than its own."""
+
+    value: Any
+    own: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -59,7 +68,7 @@ def _made(equation: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
 
 
 def _known(operand: Any) -> Any:
-    if isinstance(operand, _Value | _Repeated | _Part):
+    if isinstance(operand, _Value | _Repeated | _Reshaped | _Part):
         return operand
     is_number = isinstance(operand, int | float | np.generic | np.ndarray)
     return _ZERO if is_number and np.ndim(operand) == 0 and operand == 0 else _Value()
@@ -75,6 +84,15 @@ def _repeated(equation: JaxprEqn, operands: Sequence[Any]) -> Any:
     if operands[0] is _ZERO:
         return _ZERO
     return _Repeated(operands[0], aval(equation.outvars[0]).shape, _axes(equation))
+
+
+def _reshaped(equation: JaxprEqn, operands: Sequence[Any]) -> Any:
+    if equation.params["dimensions"] is not None:
+        return None
+    (operand,), own = operands, aval(equation.invars[0]).shape
+    if isinstance(operand, _Reshaped):
+        operand, own = operand.value, operand.own
+    return operand if own == aval(equation.outvars[0]).shape else _Reshaped(operand, own)
 
 
 def _axes(equation: JaxprEqn) -> tuple[int, ...]:
@@ -108,5 +126,6 @@ _RULES = {
     "broadcast_in_dim": _repeated,
     "convert_element_type": _unchanged,
     "copy": _unchanged,
+    "reshape": _reshaped,
     "select_n": _selected,
 }

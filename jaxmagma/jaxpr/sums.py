@@ -124,6 +124,8 @@ def _moved(equation: JaxprEqn, operands: Sequence[Any]) -> list[Sum]:
     dtype = aval(equation.outvars[0]).dtype
     with jax.ensure_compile_time_eval():
         places = map(np.asarray, applied(equation, [x.places for x in totals]))
+    if all(x.added is None for x in totals):
+        return [Sum(totals[0].carried, x) for x in places]
     added = applied(equation, [x.added_or_zeros(dtype) for x in totals])
     return [Sum(totals[0].carried, *x) for x in zip(places, added, strict=True)]
 
