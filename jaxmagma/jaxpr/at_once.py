@@ -5,6 +5,7 @@ part of what it adds (:mod:`jaxmagma.jaxpr.sums`). So points are an axis, as und
 program has the operations of one of them. ``lax.map`` carries nothing at all.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,11 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from jaxmagma.jaxpr.equations import Unsupported, aval, interpreted
 from jaxmagma.jaxpr.kept import kept
 from jaxmagma.jaxpr.sums import Sum, with_sums
 from jaxmagma.jaxpr.tiles import Read, Tile, Tiles
+from jaxmagma.jaxpr.written import Written, put
 
 
 # Where no kernel has room for what all steps make, plain JAX has it in memory.
@@ -53,32 +56,62 @@ def at_once(
         axes[consts + n] = 0
     summed = [n for n in range(carry) if n not in same and n not in counted]
 
-    def one(*arguments: jax.Array) -> list[Any]:
+    writes: dict[int, tuple[Written, list[JaxprEqn]]] = {}
+
+    def one(*arguments: jax.Array) -> tuple[list[Any], dict[int, Any]]:
+        """What a step makes, and where it writes and reads."""
         own: list[Any] = list(arguments)
-        for n in summed:
-            own[consts + n] = Sum.before(n, aval(inside[n]))
+        before = {n: Sum.before(n, arguments[consts + n]) for n in summed}
+        own[consts : consts + carry] = [
+            before.get(n, x) for n, x in enumerate(own[consts:][:carry])
+        ]
         made = interpreted(closed, own, with_sums)
+        places: dict[int, Any] = {}
         for n, x in enumerate(made):
-            if n in summed and isinstance(x, Sum) and x.carried == n:
+            read = before[n].reading.found if n in before else []
+            if n in before and isinstance(x, Written) and x.carried == n:
+                writes[n] = x, [equation for equation, _ in read]
+                made[n], places[n] = x.updates, (x.where, [where for _, where in read])
+            elif n in before and isinstance(x, Sum) and x.carried == n and not read:
                 made[n] = x.term(aval(inside[n]))
-            elif n in summed or isinstance(x, Sum):
+            elif n in before or isinstance(x, Sum | Written):
                 raise Unsupported("a loop whose steps need what others have made")
-        return made
+        return made, places
 
-    def every(*arguments: jax.Array) -> list[Any]:
-        made = jax.vmap(one, axes, axis_size=length)(*arguments)
-        for n in same:
-            made[n] = arguments[consts + n]
-        for n in summed:
-            made[n] = jnp.sum(made[n], 0, made[n].dtype)
-            if not _is_zero(first[n]):
-                made[n] = arguments[consts + n] + made[n]
-        return made
-
+    steps = jax.vmap(one, axes, axis_size=length)
     structs = [
         jax.ShapeDtypeStruct(x.shape if isinstance(x, np.ndarray) else reader.shape(x), own.dtype)
         for x, own in zip(given, map(aval, equation.invars), strict=True)
     ]
+    shapes, places = jax.eval_shape(steps, *structs)
+    puts = {}
+    if writes:
+        traced = jax.make_jaxpr(lambda *x: steps(*x)[1])(*structs)
+        alone, used = dce_jaxpr(traced.jaxpr, [True] * len(traced.out_avals))
+        operands_of_places = list(itertools.compress(given, used))
+        leaves = reader.jaxpr(ClosedJaxpr(alone, traced.consts), operands_of_places)
+        if any(isinstance(x, Tile) for x in leaves):
+            raise Unsupported("a loop that writes where its values tell")
+        known = jax.tree.unflatten(jax.tree.structure(places), leaves)
+        for n, (step, readers) in writes.items():
+            where, reads = known[n]
+            pairs = list(zip(readers, reads, strict=True))
+            puts[n] = put(step, aval(inside[n]), where, shapes[n].shape, numbers, pairs)
+
+    def every(*arguments: jax.Array) -> list[Any]:
+        made, _ = steps(*arguments)
+        for n in range(carry):
+            before = arguments[consts + n]
+            if n in same:
+                made[n] = before
+            elif n in puts:
+                made[n] = puts[n](before, made[n])
+            elif n in summed:
+                made[n] = jnp.sum(made[n], 0, made[n].dtype)
+                if not _is_zero(first[n]):
+                    made[n] = before + made[n]
+        return made
+
     results = reader.jaxpr(jax.make_jaxpr(every)(*structs), given)
     for n, by in counted.items():
         results[n] = _counts(np.asarray(first[n]), by, np.asarray(length))

@@ -3,11 +3,12 @@
 A step that adds, subtracts, adds to a part, or chooses whether it adds makes of what is carried
 that, and a term that does not depend on it. So the step is computed with a sum in the place of each
 such value: what is carried as it is, and what has been added to it so far. An operation that is
-more than that is none of a sum.
+more than that is none of a sum. Before anything is added, a step may read some of it, and write
+there (:mod:`jaxmagma.jaxpr.written`).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from jax.extend.core import JaxprEqn
 
 from jaxmagma.jaxpr.calls import inner_jaxpr
 from jaxmagma.jaxpr.equations import Unsupported, applied, aval, interpreted
+from jaxmagma.jaxpr.written import Reading, Written, written
 
 
 # What puts values elsewhere, whatever they are.
@@ -27,6 +29,10 @@ _MOVES = frozenset(
 )
 
 
+_READS = frozenset({"dynamic_slice", "gather"})
+_WRITES = frozenset({"dynamic_update_slice", "scatter"})
+
+
 @dataclass(frozen=True, eq=False)
 class Sum:
     """Numbers that are carried, and what has been added to them.
@@ -34,17 +40,25 @@ class Sum:
     Attributes:
       carried: which of the values that the loop carries they are of.
       places: where each of them is there.
+      reading: what a step has read of them.
       added: an array; None before anything is.
     """
 
     carried: int
     places: np.ndarray
+    reading: Reading
     added: jax.Array | None = None
 
     @classmethod
-    def before(cls, carried: int, own: Any) -> "Sum":
+    def before(cls, carried: int, given: Any) -> "Sum":
         """What a step begins with."""
-        return cls(carried, np.arange(own.size).reshape(own.shape))
+        return cls(carried, np.arange(given.size).reshape(given.shape), Reading(given, []))
+
+    @property
+    def is_untouched(self) -> bool:
+        given = self.reading.given
+        places = np.arange(given.size).reshape(given.shape)
+        return self.added is None and np.array_equal(self.places, places)
 
     def term(self, own: Any) -> jax.Array:
         """What a step adds to the whole of what is carried, if that is all it does."""
@@ -58,7 +72,7 @@ class Sum:
 
     def plus(self, term: jax.Array) -> "Sum":
         term = jnp.broadcast_to(term, self.places.shape)
-        return Sum(self.carried, self.places, term if self.added is None else self.added + term)
+        return replace(self, added=term if self.added is None else self.added + term)
 
 
 def with_sums(equation: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
@@ -66,12 +80,17 @@ def with_sums(equation: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
 
     Raises ``Unsupported`` if it does more with one of them than adding something.
     """
-    if not any(isinstance(x, Sum) for x in operands):
+    if not any(isinstance(x, Sum | Written) for x in operands):
         return applied(equation, operands)
     inner = inner_jaxpr(equation)
     if inner is not None:
         return interpreted(inner, operands, with_sums)
     name = equation.primitive.name
+    if name in _READS | _WRITES and _is_untouched_alone(operands):
+        first, *others = operands
+        if name in _READS:
+            return first.reading.read(equation, others)
+        return [written(equation, first.carried, others)]
     if name in _MOVES:
         return _moved(equation, operands)
     rule = _RULES.get(name)
@@ -80,9 +99,18 @@ def with_sums(equation: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
     return [rule(equation, *operands)]
 
 
+def _is_untouched_alone(operands: Sequence[Any]) -> bool:
+    first, *others = operands
+    return (
+        isinstance(first, Sum)
+        and first.is_untouched
+        and not any(isinstance(x, Sum | Written) for x in others)
+    )
+
+
 def _plus(equation: JaxprEqn, left: Any, right: Any) -> Sum:
     total, term = (left, right) if isinstance(left, Sum) else (right, left)
-    return total.plus(_term(term))
+    return _sum(total).plus(_term(term))
 
 
 def _minus(equation: JaxprEqn, total: Any, term: Any) -> Sum:
@@ -106,7 +134,7 @@ def _selected(equation: JaxprEqn, which: Any, *cases: Any) -> Sum:
             raise Unsupported("a choice between what a loop carries")
     added = [x.added_or_zeros(own.dtype) for x in (first, *others)]
     (chosen,) = applied(equation, [_term(which), *added])
-    return Sum(first.carried, first.places, chosen)
+    return replace(first, added=chosen)
 
 
 def _converted(equation: JaxprEqn, total: Any) -> Sum:
@@ -125,9 +153,10 @@ def _moved(equation: JaxprEqn, operands: Sequence[Any]) -> list[Sum]:
     with jax.ensure_compile_time_eval():
         places = map(np.asarray, applied(equation, [x.places for x in totals]))
     if all(x.added is None for x in totals):
-        return [Sum(totals[0].carried, x) for x in places]
+        return [replace(totals[0], places=x) for x in places]
     added = applied(equation, [x.added_or_zeros(dtype) for x in totals])
-    return [Sum(totals[0].carried, *x) for x in zip(places, added, strict=True)]
+    pairs = zip(places, added, strict=True)
+    return [replace(totals[0], places=x, added=y) for x, y in pairs]
 
 
 def _sum(operand: Any) -> Sum:
@@ -137,7 +166,7 @@ def _sum(operand: Any) -> Sum:
 
 
 def _term(operand: Any) -> Any:
-    if isinstance(operand, Sum):
+    if isinstance(operand, Sum | Written):
         raise Unsupported("a term that depends on the sum")
     return operand
 
