@@ -164,6 +164,28 @@ def test_is_the_program_of_a_loop_that_stacks(function: Callable[..., Any]) -> N
     assert len(found.operations) == len(wanted.operations)
 
 
+def test_rows_at_the_index_are_rows_that_are_scanned() -> None:
+    rows = RNG.uniform(-1, 1, (7, 8, 5))
+
+    def by_index(h: Any) -> Any:
+        def step(q: Any, carry: Any) -> Any:
+            made = jnp.sin(h[q]) * jnp.sum(h[q])
+            return carry[0] - made, carry[1].at[q].set(made)
+
+        return lax.fori_loop(0, 8, step, (jnp.zeros(5), jnp.zeros((8, 5))))
+
+    def by_scan(h: Any) -> Any:
+        def step(total: Any, row: Any) -> Any:
+            made = jnp.sin(row) * jnp.sum(row)
+            return total - made, made
+
+        return lax.scan(step, jnp.zeros(5), h)
+
+    (found,), (wanted,) = (programs(jm.fuse(f), rows) for f in (by_index, by_scan))
+    assert len(found.operations) == len(wanted.operations)
+    assert_same(*(jax.jit(f(by_index))(rows) for f in (jm.fuse, jax.vmap)))
+
+
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_few_steps(count: int) -> None:
     def function(x: Any, h: Any) -> Any:

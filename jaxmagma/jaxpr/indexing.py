@@ -99,7 +99,7 @@ def _may_fill(equation: JaxprEqn) -> bool:
     return bool(equation.params["mode"] == GatherScatterMode.FILL_OR_DROP)
 
 
-def _gather_known(reader: Tiles, equation: JaxprEqn, x: Read, where: Read) -> Read:
+def _gather_known(reader: Tiles, equation: JaxprEqn, x: Read, where: np.ndarray) -> Read:
     """At places that are known: told by what it does to the numbers of the values.
 
     Axes that windows have all of stay as they are.
@@ -110,7 +110,8 @@ def _gather_known(reader: Tiles, equation: JaxprEqn, x: Read, where: Read) -> Re
     windows = dict(
         zip((n for n in range(len(shape)) if n not in gone), numbers.offset_dims, strict=True)
     )
-    whole = _whole_axes(windows, numbers.start_index_map, dict(enumerate(sizes)), shape)
+    indexed = _indexed(numbers.start_index_map, where, equation.params["mode"])
+    whole = _whole_axes(windows, indexed, dict(enumerate(sizes)), shape)
     moved = [n for n in range(len(shape)) if n not in whole]
     small = [1 if n in whole else extent for n, extent in enumerate(shape)]
     parameters = dict(equation.params, fill_value=-1)
@@ -163,6 +164,13 @@ def _in_steps(places: np.ndarray) -> tuple[int, int, list[int]] | None:
         return None
     (axis,) = np.flatnonzero(steps[0]).tolist()
     return axis, int(steps[0, axis]), places[0].tolist()
+
+
+def _indexed(axes: Sequence[int], where: np.ndarray, mode: Any) -> list[int]:
+    """The axes along which a window with all of them need not begin at the first place."""
+    if mode == GatherScatterMode.CLIP:
+        return []
+    return [axis for n, axis in enumerate(axes) if where[..., n].any()]
 
 
 def _whole_axes(
@@ -247,7 +255,7 @@ def scatter(function: str | None) -> Callable[..., Read]:
         windows = dict(zip(left, numbers.update_window_dims, strict=True))
         whole = _whole_axes(
             windows,
-            numbers.scatter_dims_to_operand_dims,
+            _indexed(numbers.scatter_dims_to_operand_dims, where, mode),
             {n: given[w] for n, w in windows.items()},
             shape,
         )
