@@ -139,7 +139,9 @@ def _of_quads(plan: Plan, limits: Limits) -> Panels | None:
     if not found:
         raise why
     # An element's matrix can be stored by its rows or by its columns.
-    plan, fields = min(found, key=lambda x: sum(store.stride for store in x[1].stores))
+    plan, fields = min(
+        found, key=lambda x: (sum(store.stride for store in x[1].stores), len(x[1].fields))
+    )
     return _best(plan, (fields,), limits) if fields.has_products else None
 
 

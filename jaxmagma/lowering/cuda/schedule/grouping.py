@@ -11,6 +11,7 @@ what a program of pointwise operations alone becomes, however many they are.
 """
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from jaxmagma.lowering.cuda.schedule.dots import reads_for_each, together
 from jaxmagma.lowering.cuda.schedule.joining import Names, drawn_in, joined, opened, with_step
@@ -33,14 +34,30 @@ from jaxmagma.programs.program import Place
 MOST_LOADS = 6
 # So many fibres, at most, are multiplied with each value of a matrix that a thread reads.
 TOGETHER = 6
-# More operations of a fibre are those of many threads.
-MOST_OF_FIBRE = 1000
+# More operations of a fibre are those of many threads, which there are where an element's tiles are
+# multiplied (benchmarks/results/elements-h200.txt).
+MOST_OF_FIBRE = 4000
+MOST_BESIDE_DOTS = 1000
 # Fewer dots are products that a thread has blocks of.
 FEWEST_DOTS = 2
 
 
 def stages_of(steps: Steps) -> list[Stage]:
     """The stages that do all steps, one after the other."""
+    stages = _stages(steps)
+    if any(isinstance(x, Sweep) and _is_long(steps, x) for x in stages):
+        return _stages(replace(steps, joins_fibres=False))
+    return stages
+
+
+def _is_long(steps: Steps, sweep: Sweep) -> bool:
+    """Whether fibres of a sweep without products are more work than a thread should have."""
+    if sweep.single or any(x.matrix is not None for x in sweep.moves):
+        return False
+    return sweep.flops > sweep.count * (MOST_BESIDE_DOTS if steps.dots else MOST_OF_FIBRE)
+
+
+def _stages(steps: Steps) -> list[Stage]:
     inputs = range(len(steps.plan.program.inputs))
     progress = Progress(steps, frozenset(steps.every), frozenset()).after(inputs)
     stages: list[Stage] = []
@@ -90,8 +107,6 @@ def _stage(progress: Progress, number: int) -> Stage:
         if sweep is not None:
             sweep = _filled(progress, sweep)
             has_mode = any(x.matrix is not None for x in sweep.moves)
-            if not along and steps.dots and not sweep.single and not has_mode:
-                sweep = _value_by_value(progress, number, sweep)
             if not along or (has_mode and len(sweep.loads) <= MOST_LOADS):
                 return sweep
             best = best or sweep
@@ -99,21 +114,6 @@ def _stage(progress: Progress, number: int) -> Stage:
         assert not isinstance(step, Pointwise)
         return Total(number, step) if isinstance(step, Rearrange) else Gemm(number, step)
     return best
-
-
-def _value_by_value(progress: Progress, number: int, fibres: Sweep) -> Sweep:
-    """A sweep of a step of single values in place of one that many have joined fibre by fibre.
-
-    Where an element's tiles are multiplied there are threads for every value.
-    """
-    if fibres.flops <= MOST_OF_FIBRE * fibres.count:
-        return fibres
-    steps = progress.steps
-    sweep = opened(steps, number, "")
-    assert sweep is not None
-    shape = sorted(sweep.extents.values())
-    others = [n for n in progress.points if sorted(steps.operations[n].shape) != shape]
-    return _filled(progress.without(others), sweep)
 
 
 def _of_dots(progress: Progress, number: int) -> Sweep | None:

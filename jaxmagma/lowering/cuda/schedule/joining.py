@@ -167,6 +167,8 @@ def _pointwise(steps: Steps, sweep: Sweep, number: int, wanted: Names) -> Move |
     along = next((x for x in names if names[x] == ALONG), "")
     if summed and (summed != along or not isinstance(step, Rearrange)):
         return None
+    if along and not summed and sweep.moves and sweep.single and not steps.joins_fibres:
+        return None
     output = _renamed(step.output_labels, names)
     if not set(sweep.lines) <= set(output):
         return None  # several threads would make the same value

@@ -41,6 +41,7 @@ class Steps:
     consumers: Mapping[int, Sequence[int]]
     neighbours: Mapping[int, Sequence[int]]  # operands and consumers
     shown: Mapping[int, Sequence[int]]  # tiles that are read where another one is
+    joins_fibres: bool = True  # to sweeps of single values
 
     def axis(self, number: int) -> int:
         """The axis that a mode product contracts; -1 if that is not what a step does."""
