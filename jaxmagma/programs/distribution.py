@@ -59,8 +59,23 @@ def distributed(program: ElementProgram) -> ElementProgram:
 
 
 def is_as_good(program: ElementProgram, other: ElementProgram) -> bool:
-    """Whether a program with products of tables takes no more operations than another one."""
-    return _flops(program) <= _AS_GOOD * _flops(other)
+    """Whether a program with products of tables takes no more operations than another one.
+
+    Products of one of an element's tiles with several share what they read, and are as good.
+    """
+    return _flops(program) <= (1 if _shares(other) else _AS_GOOD) * _flops(other)
+
+
+def _shares(program: ElementProgram) -> bool:
+    """Whether a tile of an element has products with more than two, each of which is a matrix."""
+    uses = Counter(
+        x
+        for operation in program.operations
+        if isinstance(operation, Contract) and len(operation.terms) == len(operation.output) == 2
+        for x, _ in operation.terms
+        if all(program.batch[y] and len(own) == 2 for y, own in operation.terms)
+    )
+    return max(uses.values(), default=0) > 2
 
 
 def _has_weights(program: ElementProgram, operation: Operation) -> bool:
