@@ -431,7 +431,8 @@ def test_precision(precision: Any, getkey: GetKey) -> None:
 def test_unknown_options_are_errors(terms: int, dtype: Any) -> None:
     u = np.ones((ELEMENTS, 3, 3), dtype)
     spec = ",".join(["eij", "ejk", "ekl"][:terms]) + "->ei" + "kl"[terms - 2]
-    for einsum in (jnp.einsum, jm.einsum):
+    functions: list[Any] = [jnp.einsum, jm.einsum]
+    for einsum in functions:
         for wrong in ("most of it", 3):
             with pytest.raises((ValueError, TypeError), match=r"[Pp]recision"):
                 einsum(spec, *[u] * terms, precision=wrong)

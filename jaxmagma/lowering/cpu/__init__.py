@@ -93,7 +93,7 @@ LEAST_SIDE_OF_XLA = 4
 # written: eigenvalues of a matrix are (2 to 3 times), a determinant or a norm is not.
 _LEAST_FLOPS_PER_VALUE = 4
 # Or from so many with choices, which eliminations with pivots consist of: XLA makes their results
-# each by itself (benchmarks/results/variants-xeon.txt).
+# each by itself (benchmarks/results/spellings-epyc.txt).
 _LEAST_STEPS_PER_VALUE = 5
 # XLA puts more of them together in a loop that is slower than a kernel
 # (benchmarks/results/spellings-epyc.txt).
