@@ -6,7 +6,7 @@ program has the operations of one of them. ``lax.map`` carries nothing at all.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -60,11 +60,8 @@ def at_once(
 
     def one(*arguments: jax.Array) -> tuple[list[Any], dict[int, Any]]:
         """What a step makes, and where it writes and reads."""
-        own: list[Any] = list(arguments)
         before = {n: Sum.before(n, arguments[consts + n]) for n in summed}
-        own[consts : consts + carry] = [
-            before.get(n, x) for n, x in enumerate(own[consts:][:carry])
-        ]
+        own = [before.get(n, x) for n, x in enumerate(arguments, -consts)]
         made = interpreted(closed, own, with_sums)
         places: dict[int, Any] = {}
         for n, x in enumerate(made):
@@ -85,18 +82,11 @@ def at_once(
     ]
     shapes, places = jax.eval_shape(steps, *structs)
     puts = {}
-    if writes:
-        traced = jax.make_jaxpr(lambda *x: steps(*x)[1])(*structs)
-        alone, used = dce_jaxpr(traced.jaxpr, [True] * len(traced.out_avals))
-        operands_of_places = list(itertools.compress(given, used))
-        leaves = reader.jaxpr(ClosedJaxpr(alone, traced.consts), operands_of_places)
-        if any(isinstance(x, Tile) for x in leaves):
-            raise Unsupported("a loop that writes where its values tell")
-        known = jax.tree.unflatten(jax.tree.structure(places), leaves)
-        for n, (step, readers) in writes.items():
-            where, reads = known[n]
-            pairs = list(zip(readers, reads, strict=True))
-            puts[n] = put(step, aval(inside[n]), where, shapes[n].shape, numbers, pairs)
+    known = _known_places(reader, steps, structs, given, places) if writes else {}
+    for n, (step, readers) in writes.items():
+        where, reads = known[n]
+        pairs = list(zip(readers, reads, strict=True))
+        puts[n] = put(step, aval(inside[n]), where, shapes[n].shape, numbers, pairs)
 
     def every(*arguments: jax.Array) -> list[Any]:
         made, _ = steps(*arguments)
@@ -116,6 +106,22 @@ def at_once(
     for n, by in counted.items():
         results[n] = _counts(np.asarray(first[n]), by, np.asarray(length))
     return results
+
+
+def _known_places(
+    reader: Tiles,
+    steps: Callable[..., Any],
+    structs: Sequence[Any],
+    given: Sequence[Read],
+    places: Mapping[int, Any],
+) -> Mapping[int, Any]:
+    """Where all steps write and read, which values of an element must not tell."""
+    traced = jax.make_jaxpr(lambda *x: steps(*x)[1])(*structs)
+    alone, used = dce_jaxpr(traced.jaxpr, [True] * len(traced.out_avals))
+    read = reader.jaxpr(ClosedJaxpr(alone, traced.consts), list(itertools.compress(given, used)))
+    if any(isinstance(x, Tile) for x in read):
+        raise Unsupported("a loop that writes where its values tell")
+    return dict(jax.tree.unflatten(jax.tree.structure(places), read))
 
 
 def _counted_by(jaxpr: Any, carried: Any, result: Any) -> int | None:
