@@ -872,7 +872,7 @@ class Builder:
         """The terms, with transpositions and broadcasts of operands moved into their labels.
 
         None has an axis of one place: it has none in a program that is the same otherwise. But
-        products of what is in memory are as they are, whatever extents they have.
+        what is gathered is read as it is, and so are products of what is in memory.
         """
         in_memory = all(isinstance(self._values[x], Input) for x, _ in terms)
         found = list(terms)
@@ -880,7 +880,7 @@ class Builder:
             while True:
                 value, labels = found[position]
                 inner = self._values[value]
-                if 1 in self.tile(value) and not in_memory:
+                if 1 in self.tile(value) and not (in_memory or isinstance(inner, Gather)):
                     axis = self.tile(value).index(1)
                     part = self.index(value, axis, 0)
                     found[position] = part, labels[:axis] + labels[axis + 1 :]

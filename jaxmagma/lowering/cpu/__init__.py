@@ -92,12 +92,13 @@ LEAST_SIDE_OF_XLA = 4
 # Without matrix products, a kernel is faster from so many operations for each value that is read or
 # written: eigenvalues of a matrix are (2 to 3 times), a determinant or a norm is not.
 _LEAST_FLOPS_PER_VALUE = 4
-# Or from so many with choices, which eliminations with pivots consist of: XLA makes their results
-# each by itself (benchmarks/results/spellings-epyc.txt).
-_LEAST_STEPS_PER_VALUE = 5
 # XLA puts more of them together in a loop that is slower than a kernel
 # (benchmarks/results/spellings-epyc.txt).
 _MOST_PIECES_OF_XLA = 12
+# Or more than so many, of so many operations for each value, choices counted, as the unknowns of a
+# system solved by elimination with pivots are (the same).
+_FEW_PIECES = 3
+_MANY_OPERATIONS_PER_VALUE = 5
 # XLA fuses a product of two matrices per element into one loop if both have fewer values than this,
 # and is 1.3 to 3 times as fast; from there on it calls a routine per element, and is slower.
 FUSED_VALUES_OF_XLA = 16
@@ -263,12 +264,10 @@ def _no_gain(plan: Plan, elements: int) -> str | None:
 def _computes_much(plan: Plan) -> bool:
     """Whether XLA's several loops, which leave values in memory, cost more than one kernel.
 
-    It chooses between values as fast as a kernel, unless there are many choices.
+    It chooses between values as fast as a kernel.
     """
     steps = [step for number, step in plan.numbered_steps() if plan.tiles[number].batched]
-    each, every = _computed(steps), sum(x.flops for x in steps)
-    least = _LEAST_FLOPS_PER_VALUE, _LEAST_STEPS_PER_VALUE
-    return each >= least[0] * _values(plan) or every >= least[1] * _values(plan)
+    return _computed(steps) >= _LEAST_FLOPS_PER_VALUE * _values(plan)
 
 
 def _computed(steps: Sequence[Step]) -> int:
@@ -300,6 +299,8 @@ def _has_many_pieces(plan: Plan) -> bool:
     and computes it from its operands anew (``benchmarks/results/spellings-epyc.txt``).
     """
     first = len(plan.program.inputs)
+    work = sum(x.flops for n, x in plan.numbered_steps() if plan.tiles[n].batched)
+    long = work >= _MANY_OPERATIONS_PER_VALUE * _values(plan)
 
     def step(tile: int) -> Step | None:
         return plan.steps[tile - first] if tile >= first else None
@@ -312,7 +313,8 @@ def _has_many_pieces(plan: Plan) -> bool:
         found = pieces(result)
         computed = [x for x in found if isinstance(step(x), Pointwise | Rearrange)]
         large = len(found) > 1 and any(plan.tiles[x].size > 1 for x in computed)
-        return len(found) > _MOST_PIECES_OF_XLA or large
+        most = _FEW_PIECES if long and len(computed) == len(found) else _MOST_PIECES_OF_XLA
+        return len(found) > most or large
 
     return any(map(is_slow, plan.results))
 
