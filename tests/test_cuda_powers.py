@@ -20,6 +20,7 @@ from tests.test_cuda_compile import lowered
 EXPONENTS = [1 / 3, 1 / 3 - 1, 2 / 3, -2 / 3, -2 / 3 - 1, -2 / 3 - 2, -4 / 3, 7 / 3, 10 / 3]
 EXPONENTS += [0.5, -0.5, 1.5, -2.5, 3.5]
 OTHERS = [0.3333, 0.66666667, 1.4, -4 / 3 - 3, 12.5, 3.0]
+OTHERS += [1.4 - 0.4, 1 + 2.0**-52, 1.1 - 0.6, 1.5 - 2.0**-52, -2 + 2.0**-51]
 OWNERS = ["threads", "panels"]
 
 

@@ -72,3 +72,11 @@ def test_they_are_products() -> None:
     ]
     assert not any(isinstance(x, Map) and x.function == "pow" for x in found[1].operations)
     assert choices.key(found[0]) == choices.key(found[1])
+
+
+def test_a_whole_power_is_that_of_an_integer() -> None:
+    x = np.ones((5, 4))
+    found = [
+        normal_form(*programs(jm.fuse(lambda x, k=k: B[:4, :4] @ x**k), x))[0] for k in (6, 6.0)
+    ]
+    assert choices.key(found[0]) == choices.key(found[1])

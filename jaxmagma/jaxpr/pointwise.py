@@ -9,23 +9,10 @@ from jax.lax import AccuracyMode, RoundingMethod
 
 from jaxmagma.jaxpr.equations import Rule, anything, nothing, one_of
 from jaxmagma.programs.functions import FUNCTIONS
+from jaxmagma.programs.powers import integer_power
 
 
 Emit = Callable[..., Any]  # (function, operands...) -> value
-
-
-def _integer_power(emit: Emit, base: Any, y: int) -> Any:
-    if y < 0:
-        # Not one over the power, whose derivative at zero is infinity times zero.
-        return _integer_power(emit, emit("div", 1.0, base), -y)
-    result = None
-    while y:
-        if y & 1:
-            result = base if result is None else emit("mul", result, base)
-        y >>= 1
-        if y:
-            base = emit("mul", base, base)
-    return 1.0 if result is None else result
 
 
 def _round(emit: Emit, x: Any, rounding_method: Any) -> Any:
@@ -62,7 +49,7 @@ def _function(name: str, operands: int) -> Rule:
 # By the name of the primitive; ``read`` gets ``emit``, the operands and what it heeds.
 POINTWISE: dict[str, Rule] = {
     **{name: _function(name, x.operands) for name, x in FUNCTIONS.items()},
-    "integer_pow": Rule(_integer_power, ("y",), {"mul_impl": nothing}),
+    "integer_pow": Rule(integer_power, ("y",), {"mul_impl": nothing}),
     "log2": Rule(lambda emit, x: emit("mul", emit("log", x), math.log2(math.e)), (), _ACCURACY),
     "polynomial": Rule(_polynomial, (), {"unroll": anything}),
     "keep_digits": Rule(

@@ -1,11 +1,10 @@
 """Whole powers that are known, as products.
 
-``x ** jnp.arange(n)`` are the monomials of a polynomial, each of which is a product of others. A
-number to the power of another is fifty times the work.
+``x ** jnp.arange(n)`` are the monomials of a polynomial, each of which is a product of others.
 """
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -61,20 +60,30 @@ def whole_power(
 def _power(
     builder: Builder, term: tuple[int, str], k: int, output: str, sizes: Mapping[str, int]
 ) -> int:
-    """By squares, so that powers share them; a negative one by one over the value."""
-    one = builder.constant(np.ones((), builder.dtype(term[0]))), ""
+    def emit(function: str, *operands: Any) -> tuple[int, str]:
+        dtype = builder.dtype(term[0])
+        terms = [
+            (builder.constant(np.asarray(x, dtype)), "") if isinstance(x, float) else x
+            for x in operands
+        ]
+        return builder.pointwise(function, terms, output, sizes), output
+
     if k == 0:  # of every element that the value is one of
-        return builder.pointwise("first", [one, term], output, sizes)
-    if k < 0:
-        return _power(
-            builder,
-            (builder.pointwise("div", [one, term], output, sizes), output),
-            -k,
-            output,
-            sizes,
-        )
-    if k == 1:
-        return builder.relabel(*term, output, sizes)
-    factors = [(k // 2, k // 2), (k - 1, 1)][k % 2]
-    made = [(_power(builder, term, x, output, sizes), output) for x in factors]
-    return builder.pointwise("mul", made, output, sizes)
+        return emit("first", 1.0, term)[0]
+    made, labels = integer_power(emit, term, k)
+    return builder.relabel(made, labels, output, sizes)
+
+
+def integer_power(emit: Callable[..., Any], base: Any, y: int) -> Any:
+    """By squares, which powers share; operations and their operands go through ``emit``."""
+    if y < 0:
+        # Not one over the power, whose derivative at zero is infinity times zero.
+        return integer_power(emit, emit("div", 1.0, base), -y)
+    result = None
+    while y:
+        if y & 1:
+            result = base if result is None else emit("mul", result, base)
+        y >>= 1
+        if y:
+            base = emit("mul", base, base)
+    return 1.0 if result is None else result

@@ -95,8 +95,8 @@ _LEAST_FLOPS_PER_VALUE = 4
 # XLA puts more of them together in a loop that is slower than a kernel
 # (benchmarks/results/spellings-epyc.txt).
 _MOST_PIECES_OF_XLA = 12
-# Or more than so many, of so many operations for each value, choices counted, as the unknowns of a
-# system solved by elimination with pivots are (the same).
+# Or more than so few, where there are so many operations for each value, choices counted: the
+# unknowns of a system that is solved by elimination with pivots (there, too).
 _FEW_PIECES = 3
 _MANY_OPERATIONS_PER_VALUE = 5
 # XLA fuses a product of two matrices per element into one loop if both have fewer values than this,

@@ -26,11 +26,11 @@ def together(steps: Steps, sweep: Sweep) -> Sweep:
     As long as a warp has work, or half of one if dots would read more than they multiply.
     """
     sweep = _with_sums(steps, sweep)
-    found = [
-        min(_with_places(steps, sweep, threads), key=reads_for_each)
-        for threads in (WARP, WARP // 2)
-    ]
-    return next((x for x in found if reads_for_each(x) <= 1), found[0])
+    best = min(_with_places(steps, sweep, WARP), key=reads_for_each)
+    if reads_for_each(best) <= 1:
+        return best
+    other = min(_with_places(steps, sweep, WARP // 2), key=reads_for_each)
+    return other if reads_for_each(other) <= 1 else best
 
 
 def reads_for_each(sweep: Sweep) -> float:
