@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import product
 
-from benchmarks import elements, fused, meshes, programs, users
+from benchmarks import elements, energies, fused, meshes, programs, users
 from benchmarks import workloads as w
 from benchmarks.workloads import Workload
 
@@ -157,6 +157,12 @@ def textbook_elements(size: float) -> Iterator[Workload]:
         yield from program.workloads(size)
 
 
+def derivatives_of_energies(size: float) -> Iterator[Workload]:
+    """Forces and matrices of nonlinear solids as ``jax.grad`` and ``jax.hessian``."""
+    for program in energies.every():
+        yield from program.workloads(size)
+
+
 def global_vectors(size: float) -> Iterator[Workload]:
     """Operators on global vectors, the geometry of elements from the coordinates of their nodes."""
     yield from meshes.every(size)
@@ -249,6 +255,7 @@ SUITES: dict[str, Callable[[float], Iterator[Workload]]] = {
     "programs-f32": whole_programs_in_float32,
     "users": elsewhere,
     "elements": textbook_elements,
+    "energies": derivatives_of_energies,
     "meshes": global_vectors,
     "library": library,
     "in-cache": in_cache,
