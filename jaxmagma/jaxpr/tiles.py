@@ -142,6 +142,13 @@ class Tiles(ABC):
                     return axis
         return None
 
+    def _masked(self, chosen: Read) -> Read:
+        """What a known mask says is there: where it leaves zeros, nothing, as in a triangle."""
+        number = not isinstance(chosen, Tile) and np.ndim(chosen) == 0
+        if number and np.asarray(chosen).dtype.kind == "f" and chosen == 0:
+            return Tile(self.builder.zero((), self.dtype))
+        return chosen
+
     def _chosen(self, function: str, operands: Sequence[Read]) -> Read | None:
         """The operand that is the result whatever the others are, if it is known to be."""
         known = [not isinstance(x, Tile) and np.ndim(x) == 0 for x in operands]
@@ -153,7 +160,7 @@ class Tiles(ABC):
             return None
         which, *cases = operands
         if known[0]:
-            return cases[int(which != 0)]
+            return self._masked(cases[int(which != 0)])
         alike = (
             len({np.asarray(x, self.dtype).tobytes() for x in cases}) == 1 if all(known[1:]) else 0
         )

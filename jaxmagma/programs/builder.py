@@ -367,6 +367,8 @@ class Builder:
             operation = self._values[value]
             if offset == 0 and tile == operation.tile and in_order(strides, tile):
                 return value
+            if self.is_zero(value):
+                return self.zero(tile, operation.dtype)
             if isinstance(operation, Input) and operation.constant is not None:
                 flat = operation.constant.array.reshape(-1)
                 return self.constant(flat[places(offset, strides, tile)])
@@ -846,7 +848,9 @@ class Builder:
             known = self.known(value)
             one = one_number(known) if known is not None and known.size > 1 else None
             if one is not None:
-                terms[position] = self.constant(one), labels[:0]
+                zero = self.is_zero(value)
+                number = self.zero((), one.dtype) if zero else self.constant(one)
+                terms[position] = number, labels[:0]
         chosen = simpler(self, function, terms)
         if chosen is None:
             return None
