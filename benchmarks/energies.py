@@ -47,7 +47,11 @@ def _table(points: int, nodes: int, dimensions: int) -> Array:
 
 
 def _program(
-    name: str, derivative: Callable[[Function], Function], energy: Function, table: Array, flops: int
+    name: str,
+    derivative: Callable[[Function], Function],
+    energy: Function,
+    table: Array,
+    flops: int,
 ) -> Program:
     slopes, weights = table[..., :-1], np.abs(table[:, 0, -1]) + 0.1
     _, nodes, dimensions = slopes.shape

@@ -12,6 +12,7 @@ import jaxmagma as jm
 from jaxmagma.programs.normal import normal_form
 from jaxmagma.programs.program import Contract, ElementProgram, Map
 from tests import cuda_fused
+from tests.jaxprs import programs
 
 
 POINTS, NODES, FEW = 5, 10, 4
@@ -220,6 +221,28 @@ def test_what_is_found_is_its_own_normal_form(
 ) -> None:
     found = normal(element, nodes)
     assert normal_form(found)[0] == found
+
+
+def test_values_at_points_do_not_wait_for_what_a_matrix_needs() -> None:
+    """Gradients at points come from nodes by the table, though a matrix needs ``g``, too."""
+
+    def matrix(x: jax.Array, u: jax.Array) -> jax.Array:
+        jacobian = jnp.einsum("qnd,ni->qid", G, x) + 4 * jnp.eye(3)
+        g = jnp.einsum("qnd,qde->qne", G, jnp.linalg.inv(jacobian))
+        h = jnp.einsum("qne,n->qe", g, u)
+        return jnp.einsum("q,qne,qme->nm", W * (1 + jnp.sum(h * h, 1)), g, g)
+
+    nodes = G.shape[1]
+    x, u = RANDOM.normal(size=(5, nodes, 3)) / 4, RANDOM.normal(size=(5, nodes))
+    found, wanted = (jax.jit(f(matrix))(x, u) for f in (jm.fuse, jax.vmap))
+    np.testing.assert_allclose(found, wanted, 1e-12, 1e-12)
+    (program,) = programs(jm.fuse(matrix), x, u)
+    form = normal_form(program)[0]
+    summed = [x for x in form.operations if isinstance(x, Contract) and len(x.terms) == 2]
+    over_nodes = [x for x in summed if nodes in x.extents.values() and nodes not in x.tile]
+    assert over_nodes
+    for contraction in over_nodes:
+        assert any(not form.batch[value] for value, _ in contraction.terms)
 
 
 def given_first(J: jax.Array, u: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ import jaxmagma as jm
 from jaxmagma.programs.builder import Builder
 from jaxmagma.programs.identities import identity
 from jaxmagma.programs.normal import normal_form
-from jaxmagma.programs.program import Contract, ElementProgram
+from jaxmagma.programs.program import Contract, ElementProgram, Map
 from tests.jaxprs import programs
 
 
@@ -89,6 +89,45 @@ def test_matrices_of_scalar_fields(derivative: Callable[..., Any]) -> None:
     np.testing.assert_allclose(found, wanted, 1e-11, 1e-11)
     (one,), (other,) = (programs(jm.fuse(f), U[..., 0], X) for f in (matrix, contraction))
     assert products(one) == products(other)
+
+
+ENERGIES = {
+    "determinant": jnp.linalg.det,
+    "trace": lambda f: jnp.trace(f.T @ f) ** 2,
+    "strain": lambda f: jnp.sum((f.T @ f - jnp.eye(3)) ** 2),
+    "minors": lambda f: jnp.sum(jnp.cross(f[0], f[1]) * f[2]) ** 3,
+}
+
+
+@pytest.mark.parametrize("energy", ENERGIES.values(), ids=ENERGIES)
+def test_no_direction_is_multiplied_where_it_is_zero(energy: Callable[..., Any]) -> None:
+    """At several points, of what takes components apart or adds up a diagonal."""
+
+    def matrix(u: Any) -> Any:
+        def total(u: Any) -> Any:
+            f = jnp.eye(3) + jnp.einsum("qne,na->qae", SLOPES, u)
+            return jnp.sum(WEIGHTS * jax.vmap(energy)(f))
+
+        return jax.hessian(total)(u)
+
+    found, wanted = (jax.jit(f(matrix))(U) for f in (jm.fuse, jax.vmap))
+    np.testing.assert_allclose(found, wanted, 1e-11, 1e-11)
+    (program,) = programs(jm.fuse(matrix), U)
+    form = normal_form(program)[0]
+    known = {n: x.constant for n, x in enumerate(form.inputs) if x.constant is not None}
+    zeros = {n for n, x in known.items() if not x.array.any()}
+    products = [x for x in form.operations if isinstance(x, Map) and x.function == "mul"]
+    assert products and not any(zeros.intersection(x.operands) for x in products)
+
+
+def test_what_a_known_mask_leaves_out_does_not_have_its_nan() -> None:
+    """As in a product with a triangle, of which plain JAX multiplies the zeros, too."""
+    a, x = RNG.normal(size=(4, 3, 3)), RNG.normal(size=(4, 3))
+    x[1, 2] = np.inf
+    found, wanted = (jax.jit(f(lambda a, x: jnp.tril(a) @ x))(a, x) for f in (jm.fuse, jax.vmap))
+    assert np.isfinite(found[1, :2]).all() and np.isinf(found[1, 2])
+    some = np.array([0, 2, 3])
+    np.testing.assert_allclose(found[some], wanted[some], 1e-14)
 
 
 def test_what_does_not_depend_on_a_value_does_not_have_its_nan() -> None:

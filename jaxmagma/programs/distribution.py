@@ -29,12 +29,14 @@ from jaxmagma.programs.builder import Builder
 from jaxmagma.programs.functions import FUNCTIONS
 from jaxmagma.programs.labels import canonical, letters
 from jaxmagma.programs.program import (
+    Constant,
     Contract,
     ElementProgram,
     Gather,
     Map,
     Operation,
 )
+from jaxmagma.programs.strides import row_major
 
 
 # How many more operations these may take, which are products of matrices with many elements.
@@ -55,7 +57,11 @@ def distributed(program: ElementProgram) -> ElementProgram:
         return program
     if first.has_choices:
         found = _Distribution(program, first.uses_of_pairs()).program()
-    return found if is_as_good(found, program) else program
+    if is_as_good(found, program):
+        return found
+    # A matrix of the element needs ``g`` itself, but values at points need not wait for it.
+    found = _Distribution(program, to_points=True).program()
+    return found if _flops(found) <= _AS_GOOD * _flops(program) else program
 
 
 def is_as_good(program: ElementProgram, other: ElementProgram) -> bool:
@@ -258,12 +264,20 @@ class _Product:
 class _Distribution:
     """Writes a program anew, value by value.
 
-    ``pairs`` says how many sums have a product of a table and a value, where that is known. Numbers
-    of weights are those of the new program, all others of the old one.
+    ``pairs`` says how many sums have a product of a table and a value, where that is known, and
+    ``to_points`` that no products are wanted but of tables with values, with weights afterwards.
+    Numbers of weights are those of the new program, all others of the old one.
     """
 
-    def __init__(self, program: ElementProgram, pairs: Mapping[_Pair, int] | None = None) -> None:
+    def __init__(
+        self,
+        program: ElementProgram,
+        pairs: Mapping[_Pair, int] | None = None,
+        to_points: bool = False,
+    ) -> None:
         self.old = program
+        self.to_points = to_points
+        self.wholes = _wholes(program)
         self.builder = Builder(program.batch_rank, program.precision, summing=False)
         self.pairs = pairs or {}
         self.numbers: dict[int, int] = {}
@@ -414,6 +428,8 @@ class _Distribution:
                 product, number = _product(operation, table, applied, by)
                 if not (product.may_be_before or product.may_be_after):
                     return None
+                if self.to_points and (product.may_be_before or right is not None):
+                    return None
                 self._add(found, product, number)
         return found
 
@@ -476,12 +492,27 @@ class _Distribution:
                 if product.may_be_before and (before or not product.may_be_after):
                     weighted.append(builder.pointwise("mul", [other, weight], applied, sizes))
                 else:
-                    terms = [(builder.contract([own, other], output, sizes), output), weight]
+                    made = self._applied(table, labels, other, output, sizes)
+                    terms = [(made, output), weight]
                     alone.append(builder.pointwise("mul", terms, output, sizes))
             if weighted:
                 terms = [own, (builder.sum(weighted), applied)]
                 alone.append(builder.contract(terms, output, sizes))
         return self._with_rest(number, builder.sum(alone))
+
+    def _applied(
+        self, table: int, labels: str, other: _Term, output: str, sizes: Mapping[str, int]
+    ) -> int:
+        """A table applied to a value; of one that is part of another, what that makes there."""
+        if table not in self.wholes:
+            return self.builder.contract([(self.numbers[table], labels), other], output, sizes)
+        whole, axis, k = self.wholes[table]
+        extent = self.old.tiles[whole][axis]
+        label = next(x for x in letters(len(sizes) + 1) if x not in sizes)
+        own = self.numbers[whole], labels[:axis] + label + labels[axis:]
+        made = self.builder.contract([own, other], output + label, {**sizes, label: extent})
+        tile = self.builder.tile(made)
+        return self.builder.view(made, k, row_major(tile)[:-1], tile[:-1])
 
     def _with_rest(self, number: int, total: int) -> int:
         """The sum of products and all that is added to them."""
@@ -506,6 +537,19 @@ class _Distribution:
         if product.other is None or not self.old.batch[product.other[0]]:
             return False
         return product.may_be_before and product.may_be_after
+
+
+def _wholes(program: ElementProgram) -> dict[int, tuple[int, int, int]]:
+    """Known tables that are parts of others: of which, along which axis, and where."""
+    known = {x.constant: n for n, x in enumerate(program.inputs) if x.constant is not None}
+    found: dict[int, tuple[int, int, int]] = {}
+    for constant, number in known.items():
+        for axis, extent in enumerate(constant.array.shape):
+            if len(constant.array.shape) == 3 and extent <= _LARGEST_MATRIX:
+                parts = [Constant(constant.array.take(k, axis)) for k in range(extent)]
+                if all(x in known for x in parts):
+                    found |= {known[x]: (number, axis, k) for k, x in enumerate(parts)}
+    return found
 
 
 def _places(labels: str, output: str) -> tuple[int, ...]:

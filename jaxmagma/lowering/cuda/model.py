@@ -12,7 +12,7 @@ from jaxmagma.lowering.cuda.layout import ENOUGH_THREADS, layout_of
 from jaxmagma.lowering.cuda.matrices import held_registers, matrices_of
 from jaxmagma.lowering.cuda.ownership import QUAD_THREADS, SEVERAL_MOVES, ownerships
 from jaxmagma.lowering.cuda.panels import Panels
-from jaxmagma.lowering.cuda.parameters import MAX_THREADS, SHARED_BYTES, Parameters
+from jaxmagma.lowering.cuda.parameters import MAX_THREADS, SHARED_BYTES, WARP, Parameters
 from jaxmagma.lowering.cuda.quads import schedules
 from jaxmagma.lowering.cuda.schedule import Schedule
 from jaxmagma.lowering.cuda.schedule.ends import ends_of
@@ -30,7 +30,7 @@ from jaxmagma.programs.program import Gather
 BUSY_THREADS = 384
 CROWDED_REGISTERS = 45
 CROWDED_MOVES = 100
-# Twice as many threads if shared memory has room for one group of quads alone, or for two and
+# Of quads twice as many threads if shared memory has room for one group alone, or for two and
 # registers for both.
 QUAD_REGISTERS = 60
 # Registers of a thread for places in memory, beside its values and matrices; more for both ends of
@@ -113,9 +113,13 @@ def _candidates(
 
 
 def _more_threads(block: Block) -> int | None:
-    """How many threads quads had better have: more, if few groups have room, and all registers."""
+    """How many threads a group had better have: more, if few groups have room."""
     schedule, threads = block.schedule, block.ownership.threads
-    if not schedule.quads or schedule.alone:
+    if not schedule.quads:
+        work = block.ownership.elements * block.ownership.widest
+        more = min(BUSY_THREADS // max(1, block.resident), work) // WARP * WARP
+        return more if more > threads and block.ownership.groups == 1 else None
+    if schedule.alone:
         return None
     sweeps = [x for x in schedule.sweeps if x.lanes > 1]
     light = all(schedule.live_registers(x) <= QUAD_REGISTERS for x in sweeps)

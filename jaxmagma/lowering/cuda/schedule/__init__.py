@@ -153,19 +153,25 @@ def _with_staging(
 ) -> tuple[list[Stage], set[int]]:
     """The stages with copies of the operands of gemms, and of sums if others read them, too.
 
-    And what is copied. Gathered ones are in any case.
+    And what is copied. Gathered ones are in any case. Gemms one beside the other wait once.
     """
     found: list[Stage] = []
+    first = 0  # of gemms beside each other
+    before: Stage | None = None
     staged: set[int] = set()
     uses = [x for step in ends.plan.steps for x in step.operands]
     for stage in stages:
+        if not (isinstance(stage, Gemm) and isinstance(before, Gemm)):
+            first = len(found)
         for operand in _read_often(stage):
             again = not isinstance(stage, Total) or uses.count(operand) > 1
             needed = (staging and again) or ends.origin(operand).index is not None
             if ends.is_outside(operand) and needed and operand not in staged:
                 staged.add(operand)
-                found.append(copy_sweep(ends.plan, operand))
+                found.insert(first, copy_sweep(ends.plan, operand))
+                first += 1
         found.append(stage)
+        before = stage
     return found, staged
 
 

@@ -78,7 +78,8 @@ def _with_products_together(steps: Steps, stage: Stage) -> Stage:
 def _first(progress: Progress) -> int:
     """The step to open a stage with: mode products first, for pointwise steps may join them.
 
-    Of pointwise steps the smallest, for those on larger tiles may need it.
+    Then products of what is in memory, one beside the other, and of pointwise steps the smallest,
+    for those on larger tiles may need it.
     """
     steps, ready = progress.steps, progress.ready
     found = [n for n in sorted(progress.todo) if ready.issuperset(steps.operands[n])]
@@ -86,7 +87,12 @@ def _first(progress: Progress) -> int:
     if modes:
         # The one along the fastest axis waits for nobody.
         return next(n for n in modes if not _waits(progress, n))
-    return min(found, key=lambda n: steps.plan.tiles[n].size)
+    inputs = range(len(steps.plan.program.inputs))
+    products = [
+        n for n in found if n not in steps.operations or isinstance(steps.every[n], Product)
+    ]
+    first = [n for n in products if all(x in inputs for x in steps.operands[n])]
+    return min(first or found, key=lambda n: steps.plan.tiles[n].size)
 
 
 def _stage(progress: Progress, number: int) -> Stage:
