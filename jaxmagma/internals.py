@@ -15,8 +15,6 @@ from jax._src.lax import linalg as lax_linalg  # _solve
 from jax._src.numpy import linalg as numpy_linalg  # _det, _det_2x2, _det_3x3
 from jax.extend.core import Primitive
 
-from jaxmagma.programs.program import ElementProgram
-
 
 _SEARCHES: tuple[Any, ...] = ()
 with contextlib.suppress(ImportError):  # in older releases a search is made of other primitives
@@ -31,18 +29,23 @@ def lowers_with_devices(primitive: Primitive) -> None:
 
 
 def checks_as(
-    primitive: Primitive, evaluate: Callable[[ElementProgram], Callable[..., Any]]
+    primitive: Primitive,
+    operands: Callable[..., int],
+    evaluate: Callable[..., Callable[..., Any]],
 ) -> None:
-    """Declares what ``jax.experimental.checkify`` runs where it looks at every operation."""
+    """Declares what ``jax.experimental.checkify`` runs where it looks at every operation.
 
-    def rule(*arguments: Any, program: ElementProgram) -> Any:
+    By the parameters of an equation: of so many ``operands``, what ``evaluate`` returns.
+    """
+
+    def rule(*arguments: Any, **parameters: Any) -> Any:
         # Ahead stand the error so far and which ones are asked for; in newer JAX a context, too.
-        first = len(arguments) - len(program.arguments)
-        ahead, operands = arguments[:first], arguments[first:]
+        first = len(arguments) - operands(**parameters)
+        ahead, values = arguments[:first], arguments[first:]
         if not set(ahead[-1]) - checkify.user_checks:
-            return ahead[-2], primitive.bind(*operands, program=program)
-        (call,) = jax.make_jaxpr(jax.jit(evaluate(program)))(*operands).eqns
-        return checkify.error_checks[call.primitive](*ahead, *operands, **call.params)
+            return ahead[-2], primitive.bind(*values, **parameters)
+        (call,) = jax.make_jaxpr(jax.jit(evaluate(**parameters)))(*values).eqns
+        return checkify.error_checks[call.primitive](*ahead, *values, **call.params)
 
     checkify.error_checks[primitive] = rule
 

@@ -21,6 +21,7 @@ from tests.test_jaxpr import read
 
 
 Function = Callable[..., Any]
+GetKey = Callable[[], jax.Array]
 Array = np.ndarray
 
 SIZES = (1, 2, 3, 4)
@@ -614,3 +615,188 @@ def test_sorting_what_is_no_number(repeats: int) -> None:
     keys = lambda x: jax.lax.sort((jnp.floor(x), x, 2 * x), num_keys=2)  # noqa: E731
     for found, expected in zip(jm.fuse(keys)(a), jax.vmap(keys)(a), strict=True):
         np.testing.assert_array_equal(found, expected)
+
+
+# ---- Derivatives that are taken outside ----------------------------------------------------------
+
+
+def mixed(a: Any, b: Any) -> Any:
+    x = jnp.linalg.solve(a @ a.T + jnp.eye(len(a)), jnp.sin(b[:, 0]))
+    return jnp.max(a @ x) + jnp.linalg.slogdet(a)[1] * jnp.linalg.det(a) + jax.nn.relu(x)
+
+
+# Each of a matrix and some right sides.
+SOLVERS: dict[str, Function] = {
+    "solve one": lambda a, b: a @ jnp.sin(jnp.linalg.solve(a, b[:, 0])),
+    "solve": lambda a, b: jnp.linalg.solve(a, b) @ b.T,
+    "slogdet": lambda a, b: jnp.linalg.slogdet(a @ a)[1],
+    "det": lambda a, b: jnp.linalg.det(a @ a),
+    "mixed": mixed,
+}
+
+
+def second_derivatives(mapped: Function) -> dict[str, Function]:
+    """Forward over reverse and so on, along directions that are functions of the point."""
+
+    def along(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.cos(a), jnp.sin(b)
+
+    def total(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.sin(mapped(a, b)))
+
+    gradient = jax.grad(total, (0, 1))
+
+    def tangent(a: jax.Array, b: jax.Array) -> Any:
+        return jax.jvp(mapped, (a, b), along(a, b))[1]
+
+    return {
+        "forward over reverse": lambda *x: jax.jvp(gradient, x, along(*x)),
+        "reverse over forward": jax.grad(lambda *x: jnp.sum(tangent(*x)), (0, 1)),
+        "forward over forward": lambda *x: jax.jvp(tangent, x, along(*x)),
+        "hessian": jax.hessian(total),
+        "reverse over reverse": jax.grad(
+            lambda *x: sum(jnp.sum(y**2) for y in gradient(*x)), (0, 1)
+        ),
+    }
+
+
+def first_derivatives(mapped: Function) -> dict[str, Function]:
+    """Each of all elements."""
+    gradient = jax.grad(lambda a, b: jnp.sum(jnp.sin(mapped(a, b))), (0, 1))
+
+    def turned(a: jax.Array, b: jax.Array) -> Any:
+        return jax.vmap(gradient)(jnp.stack([a, a + 1]), jnp.stack([b, b + 1]))
+
+    return {
+        "gradient": gradient,
+        "tangent": lambda a, b: jax.jvp(mapped, (a, b), (jnp.cos(a), jnp.sin(b))),
+        "pulled back": lambda a, b: jax.vjp(mapped, a, b)[1](jnp.cos(mapped(a, b))),
+        "forward": jax.jacfwd(mapped, (0, 1)),
+        "reverse": jax.jacrev(mapped, (0, 1)),
+        "vmap": turned,
+    }
+
+
+def solvable(size: int, dtype: Any, getkey: GetKey) -> tuple[jax.Array, jax.Array]:
+    a = jax.random.normal(getkey(), (4, size, size), np.float64) + 2 * jnp.eye(size)[::-1]
+    return a.astype(dtype), jax.random.normal(getkey(), (4, size, 2), dtype)
+
+
+def assert_derivatives_are_kernels(
+    name: str,
+    dtype: Any,
+    derivatives: Callable[[Function], dict[str, Function]],
+    order: int,
+    values: tuple[jax.Array, jax.Array],
+) -> None:
+    """Those are what plain JAX has in double precision, up to powers of condition numbers."""
+    fused, plain = (derivatives(f(SOLVERS[name])) for f in (jm.fuse, jax.vmap))
+    for kind, derivative in fused.items():
+        parts = jm.explain(derivative, *values, quiet=True)
+        assert parts, kind
+        assert not [x.reason for x in parts if x.program is None], kind
+
+    def everything(functions: dict[str, Function]) -> Function:
+        return jax.jit(lambda *x: {kind: f(*x) for kind, f in functions.items()})
+
+    found = everything(fused)(*values)
+    expected = everything(plain)(*(x.astype(np.float64) for x in values))
+    worst = float(np.linalg.cond(np.asarray(values[0], np.float64)).max())
+    tolerance = 100 * float(np.finfo(dtype).eps) * worst ** (order + 2)
+    for kind, made in found.items():
+        for one, other in zip(*map(jax.tree.leaves, (made, expected[kind])), strict=True):
+            assert one.dtype == dtype
+            scale = max(float(abs(other).max()), 1.0)
+            assert float(abs(one - other).max()) <= tolerance * scale, kind
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [(x, size) for n, x in enumerate(SOLVERS) for size in {3, 2 + n % 3}]
+)
+def test_derivatives_of_solvers_are_kernels_outside(name: str, size: int, getkey: GetKey) -> None:
+    values = solvable(size, np.float64, getkey)
+    assert_derivatives_are_kernels(name, np.float64, first_derivatives, 1, values)
+
+
+@pytest.mark.parametrize(("name", "size"), [("solve one", 3), ("solve", 4), ("slogdet", 2)])
+def test_derivatives_of_solvers_in_single_precision(name: str, size: int, getkey: GetKey) -> None:
+    values = solvable(size, np.float32, getkey)
+    assert_derivatives_are_kernels(name, np.float32, first_derivatives, 1, values)
+
+
+@pytest.mark.parametrize(("name", "size"), [(x, 2 + n % 3) for n, x in enumerate(SOLVERS)])
+def test_second_derivatives_of_solvers(name: str, size: int, getkey: GetKey) -> None:
+    values = solvable(size, np.float64, getkey)
+    assert_derivatives_are_kernels(name, np.float64, second_derivatives, 2, values)
+
+
+def test_derivatives_of_solvers_without_jit(getkey: GetKey) -> None:
+    values = solvable(3, np.float64, getkey)
+    fused, plain = (first_derivatives(f(SOLVERS["solve one"])) for f in (jm.fuse, jax.vmap))
+    for kind in ("gradient", "tangent", "vmap"):
+        for one, other in zip(
+            *(jax.tree.leaves(f[kind](*values)) for f in (fused, plain)), strict=True
+        ):
+            assert_close(one, other, 1e-10)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("name", ["solve one", "solve", "slogdet"])
+def test_derivatives_of_solvers_of_singular_matrices(name: str, size: int, getkey: GetKey) -> None:
+    """They are infinite, or no number, or neither, where those of plain JAX are."""
+    ones, identity = np.ones((size, size)), np.eye(size)
+    last = np.diag(np.arange(size) < size - 1).astype(float)
+    a = jnp.asarray([0 * ones, last, last[::-1], last[:, ::-1], ones, identity])
+    b = jax.random.normal(getkey(), (len(a), size, 1))
+
+    def function(a: Any, b: Any) -> Any:
+        x = b[:, 0] if name == "solve one" else b
+        return jnp.linalg.slogdet(a)[1] if name == "slogdet" else jnp.linalg.solve(a, x)
+
+    def derivatives(mapped: Function) -> Any:
+        def both(a: jax.Array, b: jax.Array) -> Any:
+            gradient = jax.grad(lambda a, b: jnp.sum(mapped(a, b)), (0, 1))
+            return gradient(a, b), jax.jvp(mapped, (a, b), (jnp.ones_like(a), jnp.ones_like(b)))[1]
+
+        return jax.tree.leaves(jax.jit(both)(a, b))
+
+    for one, other in zip(*(derivatives(f(function)) for f in (jm.fuse, jax.vmap)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_derivatives_of_solvers_of_what_is_gathered(getkey: GetKey) -> None:
+    places = np.asarray([[0, 1, 2], [1, 2, 3], [2, 3, 4], [4, 5, 6]])
+    a, _ = solvable(3, np.float64, getkey)
+    u = jax.random.normal(getkey(), (7,))
+
+    def function(u: Any, a: Any) -> Any:
+        return a @ jnp.linalg.solve(a + jnp.outer(u, u), u)
+
+    def derivatives(mapped: Function) -> Function:
+        gradient = jax.grad(lambda u, a: jnp.sum(mapped(u, a) ** 2), (0, 1))
+        return jax.jit(lambda u, a: jax.jvp(gradient, (u, a), (jnp.cos(u), jnp.sin(a))))
+
+    fused = derivatives(jm.fuse(function, in_axes=(jm.gather(places), 0)))
+    plain = derivatives(lambda u, a: jax.vmap(function)(u[places], a))
+    assert all(x.program is not None for x in jm.explain(fused, u, a, quiet=True))
+    for one, other in zip(*(jax.tree.leaves(f(u, a)) for f in (fused, plain)), strict=True):
+        assert_close(one, other, 1e-9)
+
+
+def test_a_solver_that_nothing_depends_on(getkey: GetKey) -> None:
+    """A cotangent that is zero is none: times infinity it would be no number."""
+
+    def function(a: Any, b: Any) -> Any:
+        return jnp.linalg.solve(a, b[:, 0]), a @ b
+
+    a, b = jnp.zeros((4, 3, 3)), jax.random.normal(getkey(), (4, 3, 2))
+    gradient = jax.grad(lambda a: jnp.sum(jm.fuse(function)(a, b)[1]))(a)
+    np.testing.assert_allclose(gradient, jnp.broadcast_to(jnp.sum(b, -1)[:, None], a.shape))
+
+
+def test_the_line_of_a_solver_that_is_too_large(getkey: GetKey) -> None:
+    values = solvable(10, np.float64, getkey)
+    gradient = jax.grad(lambda a, b: jnp.sum(jm.fuse(SOLVERS["solve one"])(a, b)))
+    reasons = [x.reason or "" for x in jm.explain(gradient, *values, quiet=True)]
+    assert any("test_linalg.py" in x and "10 x 10" in x for x in reasons)
+    assert not any("unknown line" in x for x in reasons)

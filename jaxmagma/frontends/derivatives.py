@@ -21,6 +21,7 @@ from jax.extend.core.primitives import convert_element_type_p
 
 from jaxmagma.frontends.conditions import Kind
 from jaxmagma.frontends.index import Gathered
+from jaxmagma.frontends.linear import linear_map
 from jaxmagma.frontends.lines import Line, Lines, Variable, differentiated, inlined, variables
 from jaxmagma.frontends.reverse import transposed_only
 from jaxmagma.jaxpr import Unsupported, evaluated, is_extended
@@ -149,15 +150,16 @@ class _Derivative:
         # The linear part is given what has a rule; or, if that makes no program, all that it needs.
         ruled = [x for x in differentiated(needed, dots) if x.has_own_derivative]
         last = [x for x in needed if not linear.isdisjoint(x.results)]
-        cuts = [x for line in ruled for x in line.results], _read(last, [])
         # A program would lose the rule of a solver when it is transposed, and that a loop has none.
-        own_transposes = [line for line in ruled if line.has_own_transpose]
-        plainly = linear.intersection(x for line in own_transposes for x in line.results)
+        solves = any(x.has_own_transpose for x in ruled if not linear.isdisjoint(x.results))
+        if solves:
+            along = self.evaluate(Lines(directions, [], directions), along)
+        cuts = [x for line in ruled for x in line.results], _read(last, [])
         for some in cuts:
             known = {*some, *variables(dots)}.difference(linear, own)
             left = Lines(lines.parameters, lines.lines, dots).given(known)
             given = [x for x in _read(left, dots) if x in known]
-            rest = Lines([*own, *given, *directions], left, dots, frozenset(plainly))
+            rest = Lines([*own, *given, *directions], left, dots)
             single = self._as_single(rest, [*primals, *given, *along])
             if single is not None:
                 break
@@ -174,7 +176,12 @@ class _Derivative:
         others = iter(values[len(results) :])
         first = [stopped[x] if x in stopped else next(others) for x in given]
         tangents = single or functools.partial(self.evaluate, rest)
-        moved = iter(tangents([*primals, *first, *along]) if dots else [])
+        operands = [*primals, *first]
+        if solves:
+            made = self._with_transpose(tangents, rest, operands, along)
+        else:
+            made = tangents([*operands, *along]) if dots else []
+        moved = iter(made)
         return values[: len(results)], [None if vanishes else next(moved) for vanishes in zero]
 
     def _at(self, values: Sequence[Any]) -> Function:
@@ -203,6 +210,42 @@ class _Derivative:
         except Unsupported:
             return None
         return lambda operands: jaxpr_as_fun(closed)(*jax.tree.leaves(operands))
+
+    # ---- Solvers ---------------------------------------------------------------------------------
+
+    def _with_transpose(
+        self, tangents: Function, lines: Lines, operands: Sequence[Any], along: Sequence[Any]
+    ) -> list[jax.Array]:
+        """What ``tangents`` makes as ``lines`` do, of which JAX transposes each by its own rule."""
+        leaves, tree = jax.tree.flatten(list(operands))
+
+        def function(leaves: Sequence[Any], along: Sequence[Any]) -> list[jax.Array]:
+            return tangents([*jax.tree.unflatten(tree, leaves), *along])
+
+        def transpose(leaves: Sequence[Any], cotangents: Sequence[Any]) -> list[jax.Array]:
+            return self._transposed(lines, jax.tree.unflatten(tree, leaves), cotangents)
+
+        return linear_map(function, transpose, leaves, along)
+
+    def _transposed(
+        self, lines: Lines, operands: Sequence[Any], cotangents: Sequence[Any]
+    ) -> list[jax.Array]:
+        own, directions = lines.parameters[: len(operands)], lines.parameters[len(operands) :]
+        pairs = zip(lines.results, cotangents, strict=True)
+        wanted = lines.part(
+            lines.parameters, [x for x, cotangent in pairs if cotangent is not None]
+        )
+        given = [x for x in cotangents if x is not None]
+
+        def pulled(values: Sequence[Any], cotangents: Sequence[Any]) -> Any:
+            def function(*xs: Any) -> list[jax.Array]:
+                return wanted.plainly([*values, *xs])
+
+            return jax.linear_transpose(function, *map(_struct, directions))(list(cotangents))
+
+        closed = jax.make_jaxpr(pulled)(list(map(_struct, operands)), list(map(_struct, given)))
+        kinds = [*(x.kind for x in own), *(Kind.MAPPED for _ in given)]
+        return self.evaluate(inlined(closed, kinds), [*operands, *given])
 
     # ---- Reverse mode alone ----------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxmagma.frontends import conditions
 from jaxmagma.frontends.conditions import Kind
-from jaxmagma.jaxpr import has_own_rule, inner_jaxpr, interpreted, nested, with_digits
+from jaxmagma.jaxpr import applied, has_own_rule, inner_jaxpr, interpreted, nested, with_digits
 from jaxmagma.programs.functions import COMPARISONS
 
 
@@ -32,6 +32,7 @@ OWN_DERIVATIVE = {
     "scatter-mul",
     "scatter_mul",
     "cholesky",
+    "custom_linear_map",
     "custom_linear_solve",
     "eigh",
     "qr",
@@ -81,7 +82,7 @@ class Line(NamedTuple):
     @property
     def has_own_transpose(self) -> bool:
         """Whether it is a solver, which goes by the map it solves with, or has no transpose."""
-        return not self._names.isdisjoint({"custom_linear_solve", "while"})
+        return not self._names.isdisjoint({"custom_linear_map", "custom_linear_solve", "while"})
 
     @property
     def is_comparison(self) -> bool:
@@ -94,15 +95,23 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Lines:
-    """Straight-line code: ``results`` are variables, or known values.
-
-    Lines whose results are among ``plainly`` plain JAX is to compute.
-    """
+    """Straight-line code: ``results`` are variables, or known values."""
 
     parameters: Sequence[Variable]
     lines: Sequence[Line]
     results: Sequence[Any]
-    plainly: frozenset[Variable] = frozenset()
+
+    def plainly(self, operands: Sequence[Any]) -> list[Any]:
+        """The results by plain JAX."""
+        known: dict[Any, Any] = dict(zip(self.parameters, operands, strict=True))
+
+        def value(x: Any) -> Any:
+            return known[x] if isinstance(x, Variable) else x
+
+        for line in self.lines:
+            made = applied(line.equation, list(map(value, line.operands)))
+            known.update(zip(line.results, made, strict=True))
+        return list(map(value, self.results))
 
     def computing(self, results: Iterable[Any], given: Iterable[Variable] = ()) -> list[Line]:
         """The lines that some results need, where some variables are given."""

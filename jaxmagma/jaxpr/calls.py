@@ -29,6 +29,7 @@ CALLS: dict[str, Rule] = {
     "remat": _REMAT,
     "remat2": _REMAT,
     "checkpoint": _REMAT,
+    "custom_linear_map": _call("jaxpr", "transpose", "count"),
     "custom_jvp_call": _call("call_jaxpr", "jvp_jaxpr_fun", "num_consts", "symbolic_zeros"),
     "custom_vjp_call": _call("call_jaxpr", *_CUSTOM_VJP),
     "custom_vjp_call_jaxpr": _call("fun_jaxpr", "fwd_jaxpr_thunk", *_CUSTOM_VJP),

@@ -78,13 +78,15 @@ def triangular_solve(reader: Tiles, equation: JaxprEqn, a: Read, b: Read) -> Rea
     matrix, lower, lead = _triangle(reader, a, "triangular_solve"), p["lower"], reader.shape(b)[:-2]
     if p["transpose_a"] == p["left_side"]:  # X A = B is the same as Aᵀ Xᵀ = Bᵀ
         matrix, lower = matrix.T, not lower
+    # So does BLAS's reference: of a singular matrix the rest is what NumPy has.
+    without_zeros = p["left_side"] and not p["transpose_a"]
     axis = len(lead) if p["left_side"] else len(lead) + 1
     other = 2 * len(lead) + 1 - axis
     many = reader.shape(b)[other]
     if many <= max(_FEW_SIDES, len(matrix)):
         right = _numbers(reader, b, (axis, other) if axis < other else (other, axis))
         right = right if p["left_side"] else right.T
-        x = linalg.triangular_solve(matrix, right, lower, p["unit_diagonal"])
+        x = linalg.triangular_solve(matrix, right, lower, p["unit_diagonal"], without_zeros)
         return _joined(reader, x if p["left_side"] else x.T, lead)
     # Of many right sides all are solved at once.
     for at, number in np.ndenumerate(matrix):
@@ -93,7 +95,7 @@ def triangular_solve(reader: Tiles, equation: JaxprEqn, a: Read, b: Read) -> Rea
         value = reader.relabel(value, labels[:-1], labels, (*lead, many))
         matrix[at] = linalg.Number(reader.emit, value)
     right = _numbers(reader, b, (axis,))[:, None]
-    x = linalg.triangular_solve(matrix, right, lower, p["unit_diagonal"])[:, 0]
+    x = linalg.triangular_solve(matrix, right, lower, p["unit_diagonal"], without_zeros)[:, 0]
     values = [reader.spread(y.value, (*lead, many)) for y in x]
     return reader.stack(values, axis)
 

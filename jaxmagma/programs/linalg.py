@@ -171,18 +171,26 @@ def permutation(pivots: Vector, size: int) -> Vector:
     return order
 
 
-def triangular_solve(a: Matrix, b: Matrix, lower: bool, unit_diagonal: bool) -> Matrix:
-    """X of A X = B, where A has one triangle that is read (Golub & Van Loan 3.1)."""
+def triangular_solve(
+    a: Matrix, b: Matrix, lower: bool, unit_diagonal: bool, without_zeros: bool
+) -> Matrix:
+    """X of A X = B, where A has one triangle that is read (Golub & Van Loan 3.1).
+
+    ``without_zeros``: nothing is done with known zeros of B, whatever A is.
+    """
     x = b.copy()
     count = len(a)
+
+    def is_left_out(value: Number) -> bool:
+        return without_zeros and value.is_zero
+
     order = range(count) if lower else range(count - 1, -1, -1)
     for done, i in enumerate(order):
         for column in range(b.shape[1]):
             for j in order[:done]:
-                # BLAS's reference leaves these out, too.
-                if not x[j, column].is_zero:
+                if not is_left_out(x[j, column]):
                     x[i, column] = x[i, column] - a[i, j] * x[j, column]
-            if not unit_diagonal and not x[i, column].is_zero:
+            if not unit_diagonal and not is_left_out(x[i, column]):
                 x[i, column] = x[i, column] / a[i, i]
     return x
 
