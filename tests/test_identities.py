@@ -120,16 +120,6 @@ def test_no_direction_is_multiplied_where_it_is_zero(energy: Callable[..., Any])
     assert products and not any(zeros.intersection(x.operands) for x in products)
 
 
-def test_what_a_known_mask_leaves_out_does_not_have_its_nan() -> None:
-    """As in a product with a triangle, of which plain JAX multiplies the zeros, too."""
-    a, x = RNG.normal(size=(4, 3, 3)), RNG.normal(size=(4, 3))
-    x[1, 2] = np.inf
-    found, wanted = (jax.jit(f(lambda a, x: jnp.tril(a) @ x))(a, x) for f in (jm.fuse, jax.vmap))
-    assert np.isfinite(found[1, :2]).all() and np.isinf(found[1, 2])
-    some = np.array([0, 2, 3])
-    np.testing.assert_allclose(found[some], wanted[some], 1e-14)
-
-
 def test_what_does_not_depend_on_a_value_does_not_have_its_nan() -> None:
     u = U.copy()
     u[2, 3, 1] = np.nan

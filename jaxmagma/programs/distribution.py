@@ -277,7 +277,7 @@ class _Distribution:
     ) -> None:
         self.old = program
         self.to_points = to_points
-        self.wholes = _wholes(program)
+        self.wholes = _wholes(program) if to_points else {}
         self.builder = Builder(program.batch_rank, program.precision, summing=False)
         self.pairs = pairs or {}
         self.numbers: dict[int, int] = {}

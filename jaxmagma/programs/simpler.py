@@ -140,10 +140,10 @@ def _operand_of(function: str, values: Values, term: tuple[int, str]) -> tuple[i
 
 
 def _product(values: Values, terms: Terms) -> Simpler | None:
+    if any(values.is_zero(x) for x, _ in terms):
+        return ZERO
     for one, other in (terms, terms[::-1]):
         number = values.known(one[0])
-        if values.is_zero(one[0]):
-            return ZERO
         if number is None or number.shape:
             continue
         if number == 1:
