@@ -710,21 +710,19 @@ def assert_derivatives_are_kernels(
             assert float(abs(one - other).max()) <= tolerance * scale, kind
 
 
-@pytest.mark.parametrize(
-    ("name", "size"), [(x, size) for n, x in enumerate(SOLVERS) for size in {3, 2 + n % 3}]
-)
+@pytest.mark.parametrize(("name", "size"), [(x, 2 + n % 3) for n, x in enumerate(SOLVERS)])
 def test_derivatives_of_solvers_are_kernels_outside(name: str, size: int, getkey: GetKey) -> None:
     values = solvable(size, np.float64, getkey)
     assert_derivatives_are_kernels(name, np.float64, first_derivatives, 1, values)
 
 
-@pytest.mark.parametrize(("name", "size"), [("solve one", 3), ("solve", 4), ("slogdet", 2)])
+@pytest.mark.parametrize(("name", "size"), [("solve one", 3), ("slogdet", 2)])
 def test_derivatives_of_solvers_in_single_precision(name: str, size: int, getkey: GetKey) -> None:
     values = solvable(size, np.float32, getkey)
     assert_derivatives_are_kernels(name, np.float32, first_derivatives, 1, values)
 
 
-@pytest.mark.parametrize(("name", "size"), [(x, 2 + n % 3) for n, x in enumerate(SOLVERS)])
+@pytest.mark.parametrize(("name", "size"), [(x, 2 + n % 2) for n, x in enumerate(SOLVERS)])
 def test_second_derivatives_of_solvers(name: str, size: int, getkey: GetKey) -> None:
     values = solvable(size, np.float64, getkey)
     assert_derivatives_are_kernels(name, np.float64, second_derivatives, 2, values)
