@@ -18,12 +18,26 @@ namespace {
 constexpr int64_t kScratchBytes = 48 << 10;
 // The elements of a direct block should leave room in the first-level cache.
 constexpr int64_t kDirectBytes = 24 << 10;
-constexpr int64_t kMostVectors = 8;
+constexpr int64_t kMostVectors = 64;
+// An instruction is called for so many bytes of each value, at most: a function of single values
+// takes as long to call as a dozen vectors take to compute.
+constexpr int64_t kValueBytes = 2 << 10;
+// Where there are such instructions, scratch and slots are in the second-level cache.
+constexpr int64_t kScratchBytesOfValues = 192 << 10;
 constexpr int64_t kMostDirectElements = 64;
 
 // The elements that share a vector.
 int64_t Lanes(const Plan& plan, const Kernels& kernels) {
   return plan.direct() ? 1 : kernels.lanes[IsDouble(plan.dtype)];
+}
+
+// The slots of functions of single values of an element.
+int64_t SlotsOfValues(const Plan& plan) {
+  int64_t slots = 0;
+  for (const Instruction& x : plan.steps) {
+    if (x.opcode == Opcode::kExpression && x.count == 1) slots = std::max(slots, x.slots + 1);
+  }
+  return slots;
 }
 
 int64_t BlockElements(const Plan& plan, const Kernels& kernels) {
@@ -38,9 +52,13 @@ int64_t BlockElements(const Plan& plan, const Kernels& kernels) {
     const int64_t elements = kDirectBytes / (std::max<int64_t>(values, 1) * plan.value_bytes());
     return std::clamp<int64_t>(elements, 1, kMostDirectElements);
   }
-  const int64_t vector_bytes = std::max<int64_t>(plan.scratch_size, 1) * plan.value_bytes() * lanes;
+  const int64_t vector_bytes = plan.value_bytes() * lanes;
+  const int64_t slots = SlotsOfValues(plan);
+  const int64_t values = std::max<int64_t>(plan.scratch_size + slots, 1);
+  const int64_t room = slots ? kScratchBytesOfValues : kScratchBytes;
+  const int64_t most = std::min(room / (values * vector_bytes), kValueBytes / vector_bytes);
   int64_t vectors = 1;
-  while (2 * vectors <= std::min(kScratchBytes / vector_bytes, kMostVectors)) vectors *= 2;
+  while (2 * vectors <= std::min(most, kMostVectors)) vectors *= 2;
   return vectors * lanes;
 }
 

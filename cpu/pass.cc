@@ -28,6 +28,8 @@ constexpr int64_t kLongRow = 256;
 constexpr double kLeadTime = 0.1;
 // The smallest pages there are.
 constexpr int64_t kPageBytes = 4 << 10;
+// So many vectors of elements take as long as a block of any size, one by one.
+constexpr int64_t kVectorsOfBlock = 8;
 
 // A rough time for one element on one thread.
 double Nanoseconds(const Plan& plan) {
@@ -292,11 +294,11 @@ class Pass::Worker {
     return memory.get();
   }
 
-  // The block at `first`: a whole one if the chunk has as many elements left, else one vector.
+  // The block at `first`: a whole one if the chunk has enough elements left, else one vector.
   void Find(int64_t first, int64_t end, BlockRows& rows) const {
     const int64_t left = end - first;
     const int64_t whole = pass_.whole_.block_elements, vector = pass_.rest_.block_elements;
-    const int64_t lanes = left >= whole ? whole : vector;
+    const int64_t lanes = left >= std::min(whole, kVectorsOfBlock * vector) ? whole : vector;
     pass_.finder_.Find(first, std::min(left, lanes), lanes, rows);
   }
 
@@ -306,7 +308,7 @@ class Pass::Worker {
 
   void RunBlock() {
     const Schedule& schedule =
-        now_.count == pass_.whole_.block_elements ? pass_.whole_ : pass_.rest_;
+        now_.lanes == pass_.whole_.block_elements ? pass_.whole_ : pass_.rest_;
     Rows* outputs = now_.operands.data() + plan_.inputs.size();
     for (size_t o = 0; o < sums_.size(); ++o) {
       if (pass_.targets_[o].mode == Target::kSum) outputs[o] = StartSum(o, schedule);
@@ -348,8 +350,8 @@ class Pass::Worker {
     Sum& sum = sums_[o];
     const int64_t segment = pass_.targets_[o].segment;
     const int64_t group = now_.first / segment;
-    const bool lanes =
-        &schedule == &pass_.whole_ && group == (now_.first + now_.count - 1) / segment;
+    const bool lanes = &schedule == &pass_.whole_ && now_.count == now_.lanes &&
+                       group == (now_.first + now_.count - 1) / segment;
     if (!lanes) {
       CollectLanes(o);
       return {reinterpret_cast<uintptr_t>(sum.lanes), sum.offsets.data()};

@@ -30,6 +30,7 @@ RowFinder::RowFinder(std::vector<int64_t> extents, std::vector<Operand> operands
 void RowFinder::Find(int64_t first, int64_t count, int64_t lanes, BlockRows& rows) const {
   rows.first = first;
   rows.count = count;
+  rows.lanes = lanes;
   rows.operands.resize(operands_.size());
   rows.offsets.resize(operands_.size());
   rows.reads.clear();

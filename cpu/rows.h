@@ -23,6 +23,7 @@ struct Operand {
 struct BlockRows {
   int64_t first = 0;
   int64_t count = 0;
+  int64_t lanes = 0;                          // of the block, which repeat the last element
   std::vector<Rows> operands;                 // by operand
   std::vector<std::vector<int64_t>> offsets;  // by operand, where lanes are not evenly apart
   std::vector<Range> reads;

@@ -266,6 +266,26 @@ def test_rows_of_every_length(elements: int, dtype: str) -> None:
         np.testing.assert_array_equal(got, np.einsum("xa,yb,eab->exy", *operands))
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_every_number_of_elements(dtype: str) -> None:
+    """Blocks are whole, or end with the last element, or are single vectors."""
+    rng = np.random.default_rng(0)
+    builder = Builder(1)
+    a, b = (builder.input(Input((0,), (), np.dtype(dtype))) for _ in range(2))
+    value = builder.map("add", builder.map("mul", a, b), a)
+    outputs = [Output(value, (0,)), Output(value, ())]
+    program = builder.build(outputs).program
+    whole = [rng.integers(-3, 4, 1100).astype(dtype) for _ in range(2)]
+    x, y = (v.astype(np.float64) for v in whole)
+    want = x * y + x
+    for elements in (*range(1, 75), *range(250, 262), 511, 512, 513, 520, 545, 1024, 1100):
+        values, total = call(program, *(v[:elements] for v in whole))
+        np.testing.assert_array_equal(values, want[:elements].astype(dtype))
+        np.testing.assert_allclose(
+            np.float64(total), want[:elements].sum(), rtol=2 * float(jnp.finfo(dtype).eps)
+        )
+
+
 def test_several_large_results() -> None:
     """The first is on its way past the caches when the second comes, of other and odd size."""
     rng = np.random.default_rng(0)

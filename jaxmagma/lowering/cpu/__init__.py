@@ -82,7 +82,7 @@ _VECTOR_BYTES = 64
 _SCRATCH_BYTES = 4 << 20
 _SHARED_BYTES = 256 << 10
 # The largest blocks, as in cpu/executor.cc.
-_MOST_VECTORS = 8
+_MOST_VECTORS = 64
 _MOST_DIRECT_ELEMENTS = 64
 
 # Measured on two AVX-512 cores under jit: less work than this is faster inside XLA's fused loops,
