@@ -23,7 +23,7 @@ constexpr int64_t kMostVectors = 64;
 // takes as long to call as a dozen vectors take to compute.
 constexpr int64_t kValueBytes = 2 << 10;
 // Where there are such instructions, scratch and slots are in the second-level cache.
-constexpr int64_t kScratchBytesOfValues = 192 << 10;
+constexpr int64_t kScratchBytesOfValues = 320 << 10;
 constexpr int64_t kMostDirectElements = 64;
 
 // The elements that share a vector.
