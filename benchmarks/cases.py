@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import product
 
-from benchmarks import elements, energies, fused, meshes, programs, users
+from benchmarks import elements, energies, functions, fused, meshes, programs, users
 from benchmarks import workloads as w
 from benchmarks.workloads import Workload
 
@@ -151,6 +151,12 @@ def elsewhere(size: float) -> Iterator[Workload]:
         yield from program.workloads(size)
 
 
+def single_functions(size: float) -> Iterator[Workload]:
+    """A function of a number, alone and among multiplications and additions, of every one."""
+    for program in functions.every():
+        yield from program.workloads(size)
+
+
 def textbook_elements(size: float) -> Iterator[Workload]:
     """Tetrahedra, wedges and hexahedra of low order, gradients of shape functions first."""
     for program in elements.every():
@@ -254,6 +260,7 @@ SUITES: dict[str, Callable[[float], Iterator[Workload]]] = {
     "programs": whole_programs,
     "programs-f32": whole_programs_in_float32,
     "users": elsewhere,
+    "functions": single_functions,
     "elements": textbook_elements,
     "energies": derivatives_of_energies,
     "meshes": global_vectors,

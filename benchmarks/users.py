@@ -44,6 +44,13 @@ def every() -> Iterator[Program]:
     yield _program("square-root/n3", square_root, ((3, 3),), 9, 5 * 130)
     yield _program("orbits/n18", orbits, ((3, 3), (3, 3)), 18 + 200, 200 * 2 * 150)
     yield _program("oscillators/n6", oscillators, ((6,),), 6, 200 * 4 * 180)
+    yield _program("table/n10", interpolated, ((),), 1, 10)
+    yield _program("place/n10", found, ((),), 1, 4)
+    yield _program("counted/n3", counted, ((3,),), 3, 20 * 80)
+    yield _program("discounts/n8", discounts, ((8,),), 8, 8 * 12)
+    yield _program("lattice-boltzmann/n9", collided, ((9,),), 9, 2 * 2 * 81 + 40)
+    yield _program("option/n5", jax.jacfwd(jax.jacfwd(option)), ((5,),), 25, 300)
+    yield _program("quantile/n2", quantile, ((2,),), 1, 40)
     for n in (2, 3, 4, 5):
         yield _program(f"solve/n{n}", solved, ((n, n), (n,)), n, 2 * n**3 // 3 + 2 * n**2)
 
@@ -319,3 +326,72 @@ def through_sigma_points(mean: Array, root: Array) -> tuple[Array, Array]:
     values = jax.vmap(measured)(points)
     rest = values - values.mean(0)
     return values.mean(0), rest.T @ rest / len(points)
+
+
+def interpolated(x: Array) -> Array:
+    """Between ten values of a table."""
+    return jnp.interp(x, np.linspace(-1, 1, 10), _table(10))
+
+
+def found(x: Array) -> Array:
+    """Which of ten intervals a value is in."""
+    return jnp.asarray(_table(11))[jnp.searchsorted(np.linspace(-1, 1, 10), x)]
+
+
+def counted(x: Array) -> Array:
+    """Twenty steps of Lorenz's system by the method of Runge and Kutta, in a loop that counts."""
+
+    def rate(x: Array) -> Array:
+        return jnp.stack(
+            [10 * (x[1] - x[0]), x[0] * (28 - x[2]) - x[1], x[0] * x[1] - 8 / 3 * x[2]]
+        )
+
+    def step(state: tuple[int, Array]) -> tuple[int, Array]:
+        count, x = state
+        a = rate(x)
+        b = rate(x + 0.005 * a)
+        c = rate(x + 0.005 * b)
+        d = rate(x + 0.01 * c)
+        return count + 1, x + 0.01 / 6 * (a + 2 * b + 2 * c + d)
+
+    return jax.lax.while_loop(lambda state: state[0] < 20, step, (0, x))[1]
+
+
+def discounts(rates: Array) -> Array:
+    """From the first period to the end of each."""
+    return jnp.cumsum(jnp.exp(-rates))
+
+
+def collided(f: Array) -> Array:
+    """Populations on nine velocities, which relax to equilibrium at the rates of their moments."""
+    velocities = np.array([(i, j) for i in (0, 1, -1) for j in (0, 1, -1)])
+    i, j = velocities.T
+    norm, both = i * i + j * j, i * i * j * j
+    moments = np.stack(
+        [i * 0 + 1, i, j, norm, i * i - j * j, i * j, i * j * j, i * i * j, both]
+    ).astype(float)
+    rates = np.array([0, 0, 0, 1.2, 1.4, 1.4, 1.6, 1.6, 1.7])
+    m = moments @ (f + 2)
+    density, u, v = m[0], m[1] / m[0], m[2] / m[0]
+    square = density * (u * u + v * v)
+    equilibrium = jnp.stack(
+        [
+            *(density, m[1], m[2], 2 / 3 * density + square, density * (u * u - v * v)),
+            *(density * u * v, m[1] / 3, m[2] / 3, density / 9 + square / 3),
+        ]
+    )
+    return f + 2 - np.linalg.inv(moments) @ (rates * (m - equilibrium))
+
+
+def option(x: Array) -> Array:
+    """The price of a European call option by the formula of Black and Scholes (1973)."""
+    price, strike, time, rate, volatility = 1.5 + x
+    spread = volatility * jnp.sqrt(time)
+    first = jnp.log(price / strike) / spread + rate * time / spread + spread / 2
+    normal = jax.scipy.stats.norm.cdf
+    return price * normal(first) - strike * jnp.exp(-rate * time) * normal(first - spread)
+
+
+def quantile(x: Array) -> Array:
+    """Of a normal distribution."""
+    return x[1] + 2 * jax.scipy.special.ndtri(0.5 + 0.49 * x[0])

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxmagma as jm
 from jaxmagma import native
 from jaxmagma.frontends.fuse import fuse
 from jaxmagma.lowering.cpu import encode, lower, planned
@@ -809,6 +810,41 @@ def declined_powers(count: int, *row: int) -> str | None:
     program = builder.build([Output(builder.stack(made, 0), (0,))]).program
     found = lower(plan(program), (10000,))
     return found.reason if isinstance(found, Declined) else None
+
+
+def test_products_of_a_function_of_an_operand_are_xlas() -> None:
+    """They are in no row: all are of the same values, which XLA computes first."""
+    rng = np.random.default_rng(0)
+    matrices = [rng.uniform(-1, 1, (9, 9)) for _ in range(2)]
+    x = jnp.ones((1000, 9))
+
+    def reason(function: Callable[..., Any]) -> str | None:
+        (found,) = jm.explain(fuse(function), x, quiet=True)
+        return found.reason
+
+    beside = reason(lambda x: tuple(m @ (1.0 + x) for m in matrices))
+    assert "matrix products for all elements" in (beside or "")
+    assert reason(lambda x: matrices[1] @ jnp.tanh(matrices[0] @ (1.0 + x))) is None
+
+
+def declined_sums(count: int, *functions: str) -> str | None:
+    """Why sums of the first numbers, or of functions of them, are no kernel, if they are none."""
+    builder = Builder(1)
+    x = builder.input(Input((0,), (count,), np.dtype("float64")))
+    terms = [builder.index(x, 0, k) for k in range(count)]
+    for function in functions:
+        terms = [builder.map(function, term) for term in terms]
+    made = list(itertools.accumulate(terms, lambda a, b: builder.map("add", a, b)))
+    program = builder.build([Output(builder.stack(made, 0), (0,))]).program
+    found = lower(plan(program), (10000,))
+    return found.reason if isinstance(found, Declined) else None
+
+
+def test_sums_of_first_values_gain_where_they_are_many_or_take_long() -> None:
+    """For each of them XLA adds up all values again."""
+    assert "bound by memory" in (declined_sums(8) or "")
+    assert declined_sums(12) is None
+    assert declined_sums(8, "exp") is None
 
 
 def test_declines_what_does_not_gain() -> None:

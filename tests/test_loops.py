@@ -38,6 +38,20 @@ LOOPS: dict[str, Case] = {
     "an update": (lambda x: x.at[jnp.argmax(x)].set(0.0), ((20,),)),
     "second differences": (lambda x: jnp.pad(x, 1)[2:] - 2.0 * x + jnp.pad(x, 1)[:-2], ((8,),)),
 }
+LOOPS |= {
+    "an interpolation": (users.interpolated, ((),)),
+    "a search in a table": (users.found, ((),)),
+    "steps that are counted": (users.counted, ((3,),)),
+    "a quantile": (lambda x: jax.scipy.special.ndtri(x / 2), ((3,),)),
+    "functions that kernels do not know": (
+        lambda x: x * jax.lax.lgamma(x) - jax.lax.digamma(x) * jax.lax.erf_inv(x / 2),
+        ((3,),),
+    ),
+    "a function of a library among others": (
+        lambda x: functools.reduce(lambda y, n: y * x + 1 / n, range(1, 40), jnp.sin(x)),
+        ((3,),),
+    ),
+}
 LOOPS["steps of a loop"] = (
     lambda x: jax.lax.fori_loop(
         0,
@@ -68,6 +82,19 @@ KERNELS: dict[str, Case] = {
     "a lookup in itself": (lambda x: x[jnp.floor(4.0 * x[0] - 2.0).astype(int)] * x, ((5,),)),
     "updates at places that are known": (lambda x: x.at[np.arange(0, 9, 2)].set(0.0), ((20,),)),
     "a function of a library": (lambda x: jnp.arctan2(x, 2.0) + jnp.cbrt(x), ((4,),)),
+    "one that several pieces need": (
+        lambda x: jnp.stack(
+            [
+                functools.reduce(lambda y, n: y * x[0] + n * k, range(7), jnp.sin(x[0]))
+                for k in range(8)
+            ]
+        ),
+        ((1,),),
+    ),
+    "a search in a table of its own": (
+        lambda x: jnp.searchsorted(x[:5], x[5]).astype(x.dtype) * x[0],
+        ((6,),),
+    ),
     "a sort": (jnp.sort, ((5,),)),
     "steps with sums": (
         lambda x: jax.lax.fori_loop(0, 9, lambda _, y: y / (y * y).sum(), x),
@@ -298,6 +325,18 @@ def test_what_is_a_loop_on_a_cpu_and_on_a_gpu() -> None:
     assert loops(lambda x: jnp.stack([x[0] / x[1], x[1] / x[0]]), 2) == (True, False)
     assert loops(lambda x: x + x.T, 3, 3) == (True, False)
     assert loops(lambda x: x.T, 3, 3) == (True, True)
+
+
+def test_functions_that_a_library_has_are_others_in_single_precision() -> None:
+    """XLA computes many values of logarithms and of the error function at a time, not of arcs."""
+
+    def loops(function: Any, dtype: Any) -> bool:
+        closed = jax.make_jaxpr(function)(jnp.ones(3, dtype))
+        return are_loops(inlined(closed, [Kind.MAPPED]), "cpu")
+
+    for function in (jnp.log1p, jax.lax.erf, jnp.arctanh):
+        assert loops(function, np.float32) and not loops(function, np.float64)
+    assert not loops(jnp.arcsin, np.float32) and not loops(jnp.arcsin, np.float64)
 
 
 def test_values_at_known_places_run_as_they_are_written() -> None:

@@ -7,7 +7,8 @@ makes several loops: on a CPU around many short sums, on a GPU around any short 
 slower, too, where a result has few values for those that it is made of, or transposes operands: its
 threads read far apart (``benchmarks/results/rules-h200.txt``).
 
-For some functions a CPU calls a library, value by value (``benchmarks/results/loops-xeon.txt``).
+For some functions a CPU calls a library, value by value (``benchmarks/results/loops-xeon.txt``), so
+that few of them among many operations are XLA's all the same.
 What is looked up in a table that all elements share, as a material, XLA finds at once, where a
 kernel selects among all there is. Steps of a loop that are arithmetic alone it does in less time
 than a kernel, even where each goes through memory (``benchmarks/results/spellings-epyc.txt``).
@@ -19,9 +20,11 @@ from dataclasses import replace
 
 from jax.extend.core import JaxprEqn
 
+from jaxmagma import internals
+from jaxmagma.frontends import conditions
 from jaxmagma.frontends.conditions import Kind
 from jaxmagma.frontends.lines import Line, Lines, Variable, inlined, variables
-from jaxmagma.jaxpr import POINTWISE, aval, inner_jaxpr, nested
+from jaxmagma.jaxpr import POINTWISE, aval, inner_jaxpr, inside, nested
 from jaxmagma.lowering.cpu import FUSED_VALUES_OF_XLA, LEAST_SIDE_OF_XLA
 from jaxmagma.programs.functions import VALUE_BY_VALUE
 
@@ -39,8 +42,10 @@ MOST_READ = 2
 # So many values are put at a place that is computed, at most.
 MOST_UPDATES = 4
 
-_POINTWISE = POINTWISE.keys() | {"copy", "convert_element_type", "stop_gradient"}
-_POINTWISE_ON_CPU = _POINTWISE - VALUE_BY_VALUE
+_UNCHANGED = {"copy", "convert_element_type", "optimization_barrier", "stop_gradient"}
+_POINTWISE = POINTWISE.keys() | _UNCHANGED
+# Those that kernels do not know: there would be some before and behind them.
+_POINTWISE_ON_CPU = _POINTWISE | {"bessel_i0e", "bessel_i1e", "digamma", "erf_inv", "lgamma"}
 _MOVES = {"broadcast_in_dim", "pad", "reshape", "rev", "squeeze", "transpose"}
 _PARTS = {"slice", "split", "unstack"}
 _JOINS = {"concatenate", "stack"}
@@ -49,6 +54,7 @@ _JOINS = {"concatenate", "stack"}
 _LOOKUPS = {"gather", "dynamic_slice"}
 _UPDATES = {"scatter", "scatter-add", "scatter_add", "scatter-sub", "scatter_sub"}
 _PLACES = {"argmax", "argmin"}
+_COMPOSITE = "call_hi_primitive"
 _SUMS = _PLACES | {f"reduce_{x}" for x in ("and", "max", "min", "or", "prod", "sum")}
 
 
@@ -57,7 +63,7 @@ def are_loops_and_products(lines: Iterable[Line]) -> bool:
 
     Others, such as a sort, are often faster in the components that a program has.
     """
-    known = _POINTWISE | _MOVES | _PARTS | _JOINS | _SUMS | {"dot_general", "call_hi_primitive"}
+    known = _POINTWISE | _MOVES | _PARTS | _JOINS | _SUMS | {"dot_general", _COMPOSITE}
 
     def is_known(line: Line) -> bool:
         equation = line.equation
@@ -76,7 +82,48 @@ def are_loops(lines: Lines, platform: str) -> bool:
     if platform != "cpu" and _is_slow_by_values(lines):
         return False
     sums = _sums(lines, platform == "cpu", set(lines.parameters))
-    return sums is not None and sums <= (MOST_SUMS if platform == "cpu" else 0)
+    if sums is None or sums > (MOST_SUMS if platform == "cpu" else 0):
+        return False
+    return platform != "cpu" or not _calls_take_longer(lines)
+
+
+def _calls_take_longer(lines: Lines) -> bool:
+    """Whether XLA loses more time by calling a library than a kernel does by other operations.
+
+    What several pieces of a result need it computes for each of them.
+    """
+    calls, operations = _calls(x.equation for x in lines.lines)
+    pieces = sum(_pieces(lines).get(x, 1) for x in variables(lines.results))
+    return calls * pieces > operations
+
+
+def _calls(equations: Iterable[JaxprEqn]) -> tuple[int, int]:
+    """What calls of a library are worth in equations, in operations, and these."""
+    calls = operations = 0
+    for equation in equations:
+        steps = list(inside(equation))
+        if steps:
+            more = _calls(steps)
+            times = equation.params["length"] if equation.primitive.name == "scan" else 1
+            calls, operations = calls + times * more[0], operations + times * more[1]
+        elif equation.primitive.name in _POINTWISE_ON_CPU - _UNCHANGED:
+            made = aval(equation.outvars[0])
+            values = math.prod(made.shape)
+            worth = VALUE_BY_VALUE.get(made.dtype.name, {}).get(equation.primitive.name, 0)
+            calls, operations = calls + worth * values, operations + values
+    return calls, operations
+
+
+def _pieces(lines: Lines) -> dict[Variable, int]:
+    """Of how many pieces values are put together, where they are some."""
+    pieces: dict[Variable, int] = {}
+    for line in lines.lines:
+        counts = [pieces.get(x, 1) if isinstance(x, Variable) else 1 for x in line.operands]
+        if line.equation.primitive.name in _JOINS:
+            pieces.update(dict.fromkeys(line.results, sum(counts)))
+        elif line.equation.primitive.name in _MOVES | _PARTS:
+            pieces.update(dict.fromkeys(line.results, max(counts, default=1)))
+    return pieces
 
 
 def _is_slow_by_values(lines: Lines) -> bool:
@@ -121,7 +168,8 @@ def are_loops_around_compared_products(lines: Lines, platform: str) -> bool:
     moved = set(lines.parameters)
     sums = _sums(replace(lines, lines=rest), True, moved)
     given = all(moved.issuperset(variables(x.operands)) for x in products)
-    return given and sums is not None and sums <= MOST_SUMS
+    few = sums is not None and sums <= MOST_SUMS
+    return given and few and not _calls_take_longer(replace(lines, lines=rest))
 
 
 def _sums(lines: Lines, cpu: bool, moved: set[Variable]) -> int | None:
@@ -131,7 +179,7 @@ def _sums(lines: Lines, cpu: bool, moved: set[Variable]) -> int | None:
     """
     pointwise = _POINTWISE_ON_CPU if cpu else _POINTWISE
     sums = 0
-    pieces: dict[Variable, int] = {}  # that a value is put together of
+    pieces = _pieces(lines)
     for line in lines.lines:
         name = line.equation.primitive.name
         operands = {x for x in variables(line.operands) if x.kind == Kind.MAPPED}
@@ -143,7 +191,7 @@ def _sums(lines: Lines, cpu: bool, moved: set[Variable]) -> int | None:
             if more is None:
                 return None
             sums += more
-        elif cpu and name == "scan":
+        elif cpu and (name == "scan" or _is_counting(line)):
             # Each step is one of XLA's loops over all elements.
             steps = list(_inside(line.equation))
             known = pointwise | _MOVES | _PARTS | _JOINS
@@ -154,13 +202,9 @@ def _sums(lines: Lines, cpu: bool, moved: set[Variable]) -> int | None:
                 moved.update(line.results)
             elif name in _PARTS:
                 return None
-            count = max((pieces.get(x, 1) for x in operands), default=1)
-            pieces.update(dict.fromkeys(line.results, count))
         elif name in _JOINS:
-            count = sum(pieces.get(x, 1) if isinstance(x, Variable) else 1 for x in line.operands)
-            if count > (MOST_PIECES if cpu else MOST_PIECES_ON_GPU):
+            if pieces[line.results[0]] > (MOST_PIECES if cpu else MOST_PIECES_ON_GPU):
                 return None
-            pieces.update(dict.fromkeys(line.results, count))
         elif name in _SUMS:
             shape = aval(line.equation.invars[0]).shape
             axes = line.equation.params["axes"]
@@ -176,9 +220,25 @@ def _sums(lines: Lines, cpu: bool, moved: set[Variable]) -> int | None:
             if not (operands <= moved and fused):
                 return None
             sums += cpu
-        elif name not in pointwise:
+        elif name not in pointwise and not (cpu and _is_search(line)):
             return None
     return sums
+
+
+def _is_counting(line: Line) -> bool:
+    """Whether it is a loop that ends for all elements at once."""
+    if line.equation.primitive.name != "while":
+        return False
+    goes_on, _ = conditions.of_loop(line.equation, line.kinds)
+    return goes_on != Kind.MAPPED
+
+
+def _is_search(line: Line) -> bool:
+    """Whether a value's place is looked up in a table that all elements share."""
+    if line.equation.primitive.name != _COMPOSITE:
+        return False
+    found = internals.search_of(line.equation.params["_prim"]) is not None
+    return found and line.kinds[0] != Kind.MAPPED
 
 
 def _inside(equation: JaxprEqn) -> Iterator[JaxprEqn]:

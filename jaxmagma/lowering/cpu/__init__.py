@@ -69,7 +69,7 @@ from jaxmagma.lowering.space import Space, one
 from jaxmagma.lowering.target import Target
 from jaxmagma.plans import factoring
 from jaxmagma.plans.plan import Plan, Pointwise, Product, Rearrange, Step
-from jaxmagma.programs.functions import CHOICES, COMPLEX_FUNCTIONS, VALUE_BY_VALUE
+from jaxmagma.programs.functions import CHOICES, COMPLEX_FUNCTIONS, LONG, VALUE_BY_VALUE
 from jaxmagma.programs.program import ElementProgram, Gather, Place
 
 
@@ -99,6 +99,10 @@ _MOST_PIECES_OF_XLA = 12
 # unknowns of a system that is solved by elimination with pivots (there, too).
 _FEW_PIECES = 3
 _MANY_OPERATIONS_PER_VALUE = 5
+# Or if for each value it computes so many operations anew that another piece needs, too, a function
+# such as ``exp`` counted as ten: sums of the first values, of each number of them.
+_MOST_REPEATED_PER_VALUE = 2
+_LONG_FUNCTION = 10
 # XLA fuses a product of two matrices per element into one loop if both have fewer values than this,
 # and is 1.3 to 3 times as fast; from there on it calls a routine per element, and is slower.
 FUSED_VALUES_OF_XLA = 16
@@ -239,7 +243,7 @@ def _no_gain(plan: Plan, elements: int) -> str | None:
     if not (has_products or _computes_much(plan) or _has_many_pieces(plan)):
         return "without a product of matrices it is bound by memory, and XLA's loops are as fast"
     # A kernel keeps on chip what one product makes for the next; of others XLA's are as fast.
-    in_a_row = len(products) > 1 and any(not _is_of_operand(plan, x) for x in products)
+    in_a_row = _are_in_a_row(plan)
     rows = Counter[int]()  # of all that one tile is multiplied by: rows of one matrix, maybe
     for x in products:
         rows[x.right] += math.prod(x.extents[y] for y in x.rows)
@@ -279,7 +283,8 @@ def _computed(steps: Sequence[Step]) -> int:
 def _are_loops(plan: Plan, steps: Sequence[Step]) -> bool:
     """Whether XLA makes of some steps one loop, or of few operations several."""
     pointwise = [x for x in steps if isinstance(x, Pointwise)]
-    if any(x.function in VALUE_BY_VALUE for x in pointwise):
+    slow = VALUE_BY_VALUE.get(plan.program.dtype.name, {})
+    if any(x.function in slow for x in pointwise):
         return False
     few = _computed(steps) < _LEAST_FLOPS_PER_VALUE * _values(plan)
     return len(pointwise) == len(steps) or few
@@ -301,6 +306,7 @@ def _has_many_pieces(plan: Plan) -> bool:
     first = len(plan.program.inputs)
     work = sum(x.flops for n, x in plan.numbered_steps() if plan.tiles[n].batched)
     long = work >= _MANY_OPERATIONS_PER_VALUE * _values(plan)
+    repeated = _MOST_REPEATED_PER_VALUE * _values(plan)
 
     def step(tile: int) -> Step | None:
         return plan.steps[tile - first] if tile >= first else None
@@ -314,9 +320,28 @@ def _has_many_pieces(plan: Plan) -> bool:
         computed = [x for x in found if isinstance(step(x), Pointwise | Rearrange)]
         large = len(found) > 1 and any(plan.tiles[x].size > 1 for x in computed)
         most = _FEW_PIECES if long and len(computed) == len(found) else _MOST_PIECES_OF_XLA
-        return len(found) > most or large
+        return len(found) > most or large or _repeated(plan, computed) > repeated
 
     return any(map(is_slow, plan.results))
+
+
+def _repeated(plan: Plan, pieces: Sequence[int]) -> int:
+    """The operations that XLA does more than once where it computes each of some tiles alone."""
+    first, times = len(plan.program.inputs), Counter[int]()
+    for piece in pieces:
+        waiting, needed = [piece], set[int]()
+        while waiting:
+            tile = waiting.pop()
+            if tile >= first and tile not in needed:
+                needed.add(tile)
+                waiting += plan.steps[tile - first].operands
+        times.update(needed)
+    return sum((n - 1) * _operations(plan.steps[tile - first]) for tile, n in times.items())
+
+
+def _operations(step: Step) -> int:
+    long = isinstance(step, Pointwise) and step.function in LONG
+    return step.flops * (_LONG_FUNCTION if long else 1)
 
 
 def _is_matrix_product(plan: Plan, step: Product) -> bool:
@@ -333,8 +358,18 @@ def _is_fused(plan: Plan, step: Product) -> bool:
     )
 
 
-def _is_of_operand(plan: Plan, step: Product) -> bool:
-    return all(x < len(plan.program.inputs) for x in step.operands)
+def _are_in_a_row(plan: Plan) -> bool:
+    """Whether a product has a factor that another one is needed for."""
+    made = set[int]()  # of products
+    for number, step in plan.numbered_steps():
+        needs = not made.isdisjoint(step.operands)
+        if isinstance(step, Product) and plan.tiles[number].batched:
+            if needs:
+                return True
+            needs = True
+        if needs:
+            made.add(number)
+    return False
 
 
 def _is_one_for_all_elements(plan: Plan, step: Product, rows: int) -> bool:
