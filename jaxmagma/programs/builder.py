@@ -368,7 +368,7 @@ class Builder:
             if offset == 0 and tile == operation.tile and in_order(strides, tile):
                 return value
             if self.is_zero(value):
-                return self.zero(tile, operation.dtype)
+                return self.zero(tile, self.dtype(value))
             if isinstance(operation, Input) and operation.constant is not None:
                 flat = operation.constant.array.reshape(-1)
                 return self.constant(flat[places(offset, strides, tile)])

@@ -15,6 +15,7 @@ from jaxmagma.lowering.cuda.schedule.ends import Ends
 from jaxmagma.lowering.cuda.schedule.sweeps import BY_TENSOR_CORES, Sweep, as_mode, live_registers
 from jaxmagma.plans import parity
 from jaxmagma.plans.parity import Halves
+from jaxmagma.plans.plan import Product
 
 
 # Tensor cores take fibres of so many values or more, if a thread would need more registers than
@@ -73,7 +74,7 @@ def _halves(ends: Ends, quads: bool, asked: bool | None) -> Mapping[int, Halves]
 def _multiplies_much(ends: Ends) -> bool:
     """Whether mode products are so many for each value of memory that fewer save time."""
     plan = ends.plan
-    steps = [step for _, step in plan.numbered_steps() if as_mode(plan, step) is not None]
+    steps = [x for x in plan.steps if isinstance(x, Product) and as_mode(plan, x) is not None]
     products = sum(math.prod(step.extents.values()) for step in steps)
     read = {x for step in plan.steps for x in step.operands if ends.is_outside(x)}
     tiles = [*{ends.origin(x).tile for x in read}, *(plan.results[out] for out in ends.stored)]
