@@ -726,7 +726,7 @@ def test_derivatives_of_solvers_in_single_precision(name: str, size: int, getkey
     assert_derivatives_are_kernels(name, np.float32, first_derivatives, 1, values)
 
 
-@pytest.mark.parametrize(("name", "size"), [(x, 2 + n % 2) for n, x in enumerate(SOLVERS)])
+@pytest.mark.parametrize(("name", "size"), [("solve one", 2), ("slogdet", 2), ("det", 3)])
 def test_second_derivatives_of_solvers(name: str, size: int, getkey: GetKey) -> None:
     values = solvable(size, np.float64, getkey)
     assert_derivatives_are_kernels(name, np.float64, second_derivatives, 2, values)
