@@ -152,7 +152,7 @@ def elsewhere(size: float) -> Iterator[Workload]:
 
 
 def single_functions(size: float) -> Iterator[Workload]:
-    """A function of a number, alone and among multiplications and additions, of every one."""
+    """Every function of a number, alone and among multiplications and additions."""
     for program in functions.every():
         yield from program.workloads(size)
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.programs import Arguments, Program, in_float32
+from benchmarks.programs import Program, in_float32, small
 from benchmarks.workloads import Array, Function
 
 
@@ -62,12 +62,7 @@ def _program(
     name: str, element: Function, shapes: tuple[tuple[int, ...], ...], results: int, flops: int
 ) -> Program:
     values = sum(map(math.prod, shapes)) + results
-    return Program(name, element, shapes, values, flops, others={}, given=_small)
-
-
-def _small(*numbers: Array) -> Arguments:
-    """No element is turned inside out."""
-    return tuple(0.2 * x for x in numbers)
+    return Program(name, element, shapes, values, flops, others={}, given=small)
 
 
 def _table(*shape: int) -> Array:

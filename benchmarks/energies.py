@@ -5,13 +5,14 @@ Flops are those of tables applied to values at the points, of half of a symmetri
 formulas of a material.
 """
 
+import math
 from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.programs import Arguments, Program
+from benchmarks.programs import Program, small
 from benchmarks.workloads import Array, Function
 
 
@@ -70,13 +71,8 @@ def _program(
 
     shape = (nodes, dimensions)
     result = shape if derivative is jax.grad else (*shape, *shape)
-    values = 2 * nodes * dimensions + int(np.prod(result))
-    return Program(name, element, (shape, shape), values, flops, others={}, given=_small)
-
-
-def _small(*numbers: Array) -> Arguments:
-    """No element is turned inside out."""
-    return tuple(0.2 * x for x in numbers)
+    values = 2 * nodes * dimensions + math.prod(result)
+    return Program(name, element, (shape, shape), values, flops, others={}, given=small)
 
 
 # ---- Energies of a solid by the gradient of its deformation --------------------------------------

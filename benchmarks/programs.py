@@ -99,6 +99,11 @@ class Program:
         return lambda *numbers: spelling.arranged(*self.given(*numbers))
 
 
+def small(*numbers: Array) -> Arguments:
+    """No element is turned inside out."""
+    return tuple(0.2 * x for x in numbers)
+
+
 def in_float32(program: Program) -> Program:
     """The same of arrays and tables of float32."""
 

@@ -91,6 +91,17 @@ def of_small_matrices(
         module.inv = inverse  # type: ignore[attr-defined]
 
 
+def vmapped(function: Callable[..., Any], axis: Any, in_axes: Any) -> Callable[..., Any]:
+    """``jax.vmap`` along the axis that a primitive is asked to be repeated along."""
+    return jax.vmap(
+        function,
+        in_axes,
+        axis_name=axis.name,
+        axis_size=axis.size,
+        spmd_axis_name=axis.spmd_name,
+    )
+
+
 def common_variance(arguments: Sequence[Any]) -> list[Any]:
     """Under ``shard_map``, casts all arguments to vary over the same mesh axes.
 

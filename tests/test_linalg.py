@@ -785,6 +785,25 @@ def test_derivatives_of_solvers_of_what_is_gathered(getkey: GetKey) -> None:
         assert_close(one, other, 1e-9)
 
 
+def test_second_derivatives_of_solvers_are_transposed(getkey: GetKey) -> None:
+    """What is linear in the direction of the inner derivative, and not of the outer one."""
+    a, b = solvable(3, np.float64, getkey)
+    directions = jnp.cos(a), jnp.sin(a)
+
+    def pulled(mapped: Function) -> jax.Array:
+        def tangent(a: jax.Array, along: jax.Array) -> Any:
+            return jax.jvp(lambda a: mapped(a, b), (a,), (along,))[1]
+
+        def second(along: jax.Array) -> Any:
+            return jax.jvp(lambda a: tangent(a, along), (a,), directions[:1])[1]
+
+        found: tuple[jax.Array] = jax.linear_transpose(second, a)(second(directions[1]))
+        return found[0]
+
+    fused, plain = (pulled(f(SOLVERS["solve one"])) for f in (jm.fuse, jax.vmap))
+    assert_close(fused, plain, 1e-9)
+
+
 def test_a_solver_that_nothing_depends_on(getkey: GetKey) -> None:
     """A cotangent that is zero is none: times infinity it would be no number."""
 

@@ -152,7 +152,7 @@ class _Derivative:
         last = [x for x in needed if not linear.isdisjoint(x.results)]
         # A program would lose the rule of a solver when it is transposed, and that a loop has none.
         solves = any(x.has_own_transpose for x in ruled if not linear.isdisjoint(x.results))
-        if solves:
+        if solves:  # what is gathered is read, for a linear map is one of arrays
             along = self.evaluate(Lines(directions, [], directions), along)
         cuts = [x for line in ruled for x in line.results], _read(last, [])
         for some in cuts:

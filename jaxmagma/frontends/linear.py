@@ -4,7 +4,6 @@ JAX would transpose a program operation by operation, and a function with deriva
 at all.  Both the map and its transpose are functions whose other derivatives are their own.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -70,6 +69,16 @@ def _jvp(
 def _transpose(
     cotangents: Sequence[Any], *values: Any, jaxpr: ClosedJaxpr, transpose: Map, count: int
 ) -> list[Any]:
+    unknown = [n for n, x in enumerate(values) if ad.is_undefined_primal(x)]
+    if min(unknown) < count:
+        # As the derivative of another map it is linear in operands: JAX transposes what it does.
+        def function(*xs: Any) -> list[Any]:
+            known = dict(enumerate(values)) | dict(zip(unknown, xs, strict=True))
+            return _evaluate(*known.values(), jaxpr=jaxpr)
+
+        transposed = jax.linear_transpose(function, *(values[n].aval for n in unknown))
+        found = iter(transposed([*map(ad.instantiate_zeros, cotangents)]))
+        return [next(found) if n in unknown else None for n in range(len(values))]
     # What has no cotangent has none in the transpose, either: zero times infinity is no zero.
     given = [n for n, x in enumerate(cotangents) if not isinstance(x, ad.Zero)]
     if not given:
@@ -106,16 +115,10 @@ def _batch(
         batching.bdim_at_front(x, dim, axis.size, axis.explicit_mesh_axis)
         for x, dim in zip(values[count:], dims[count:], strict=True)
     ]
-    each = functools.partial(
-        jax.vmap,
-        in_axes=(tuple(dims[:count]), 0),
-        axis_name=axis.name,
-        axis_size=axis.size,
-        spmd_axis_name=axis.spmd_name,
-    )
 
     def mapped(function: Map) -> Map:
-        return lambda operands, along: each(function)(tuple(operands), list(along))
+        each = internals.vmapped(function, axis, (tuple(dims[:count]), 0))
+        return lambda operands, along: each(tuple(operands), list(along))
 
     made = linear_map(mapped(_function(jaxpr)), mapped(transpose), values[:count], along)
     return made, [0] * len(made)

@@ -46,6 +46,7 @@ _UNCHANGED = {"copy", "convert_element_type", "optimization_barrier", "stop_grad
 _POINTWISE = POINTWISE.keys() | _UNCHANGED
 # Those that kernels do not know: there would be some before and behind them.
 _POINTWISE_ON_CPU = _POINTWISE | {"bessel_i0e", "bessel_i1e", "digamma", "erf_inv", "lgamma"}
+_COMPUTED_ON_CPU = _POINTWISE_ON_CPU - _UNCHANGED
 _MOVES = {"broadcast_in_dim", "pad", "reshape", "rev", "squeeze", "transpose"}
 _PARTS = {"slice", "split", "unstack"}
 _JOINS = {"concatenate", "stack"}
@@ -106,7 +107,7 @@ def _calls(equations: Iterable[JaxprEqn]) -> tuple[int, int]:
             more = _calls(steps)
             times = equation.params["length"] if equation.primitive.name == "scan" else 1
             calls, operations = calls + times * more[0], operations + times * more[1]
-        elif equation.primitive.name in _POINTWISE_ON_CPU - _UNCHANGED:
+        elif equation.primitive.name in _COMPUTED_ON_CPU:
             made = aval(equation.outvars[0])
             values = math.prod(made.shape)
             worth = VALUE_BY_VALUE.get(made.dtype.name, {}).get(equation.primitive.name, 0)

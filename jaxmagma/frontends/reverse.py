@@ -75,13 +75,7 @@ def _batch(
         [mapped(*x) for x in zip(*pair, strict=True)]
         for pair in zip((tangents, results), others, strict=True)
     ]
-    each = jax.vmap(
-        transpose,
-        (tuple(of_primals), 0),
-        axis_name=axis.name,
-        axis_size=axis.size,
-        spmd_axis_name=axis.spmd_name,
-    )
+    each = internals.vmapped(transpose, axis, (tuple(of_primals), 0))
     made = transposed_only(each, primals, *moved)
     return made, [0] * len(made)
 

@@ -59,7 +59,8 @@ def distributed(program: ElementProgram) -> ElementProgram:
         found = _Distribution(program, first.uses_of_pairs()).program()
     if is_as_good(found, program):
         return found
-    # A matrix of the element needs ``g`` itself, but values at points need not wait for it.
+    # A matrix of the element needs ``g`` itself, but values at points need not wait for it. (What
+    # shares products of tiles goes on to do so.)
     found = _Distribution(program, to_points=True).program()
     return found if _flops(found) <= _AS_GOOD * _flops(program) else program
 
@@ -540,12 +541,16 @@ class _Distribution:
 
 
 def _wholes(program: ElementProgram) -> dict[int, tuple[int, int, int]]:
-    """Known tables that are parts of others: of which, along which axis, and where."""
+    """Known tables that are parts of others: of which, along which axis, and where.
+
+    Components of ``g`` are made of those of a table, which all of a value are applied to at once.
+    """
     known = {x.constant: n for n, x in enumerate(program.inputs) if x.constant is not None}
     found: dict[int, tuple[int, int, int]] = {}
     for constant, number in known.items():
-        for axis, extent in enumerate(constant.array.shape):
-            if len(constant.array.shape) == 3 and extent <= _LARGEST_MATRIX:
+        shape = constant.array.shape
+        for axis, extent in enumerate(shape if len(shape) == 3 else ()):
+            if extent <= _LARGEST_MATRIX:
                 parts = [Constant(constant.array.take(k, axis)) for k in range(extent)]
                 if all(x in known for x in parts):
                     found |= {known[x]: (number, axis, k) for k, x in enumerate(parts)}

@@ -157,11 +157,10 @@ def _with_staging(
     """
     found: list[Stage] = []
     first = 0  # of gemms beside each other
-    before: Stage | None = None
     staged: set[int] = set()
     uses = [x for step in ends.plan.steps for x in step.operands]
     for stage in stages:
-        if not (isinstance(stage, Gemm) and isinstance(before, Gemm)):
+        if not (isinstance(stage, Gemm) and found and isinstance(found[-1], Gemm)):
             first = len(found)
         for operand in _read_often(stage):
             again = not isinstance(stage, Total) or uses.count(operand) > 1
@@ -171,7 +170,6 @@ def _with_staging(
                 found.insert(first, copy_sweep(ends.plan, operand))
                 first += 1
         found.append(stage)
-        before = stage
     return found, staged
 
 

@@ -88,9 +88,7 @@ def _first(progress: Progress) -> int:
         # The one along the fastest axis waits for nobody.
         return next(n for n in modes if not _waits(progress, n))
     inputs = range(len(steps.plan.program.inputs))
-    products = [
-        n for n in found if n not in steps.operations or isinstance(steps.every[n], Product)
-    ]
+    products = (n for n in found if isinstance(steps.every[n], Product))
     first = [n for n in products if all(x in inputs for x in steps.operands[n])]
     return min(first or found, key=lambda n: steps.plan.tiles[n].size)
 
