@@ -5,6 +5,7 @@
 
 #include <exception>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -74,6 +75,12 @@ ffi::DataType ElementType(DType dtype) {
   return ffi::DataType::INVALID;
 }
 
+// Of the complex numbers that have parts of such a dtype.
+ffi::DataType ComplexOf(ffi::DataType parts) {
+  if (parts == ffi::F32) return ffi::C64;
+  return parts == ffi::F64 ? ffi::C128 : ffi::DataType::INVALID;
+}
+
 class PoolHelpers : public Helpers {
  public:
   explicit PoolHelpers(ffi::ThreadPool& pool) : pool_(pool) {}
@@ -106,11 +113,21 @@ ffi::Error Execute(State* state, ffi::ThreadPool pool, ffi::RemainingArgs args,
     const Executor& executor = *state->executor;
     const ffi::DataType dtype = ElementType(executor.plan().dtype);
     std::vector<Array> arguments, results;
+    std::list<std::vector<int64_t>> in_parts;
     auto append = [&](std::vector<Array>& arrays, const ffi::AnyBuffer& buffer,
                       ffi::DataType wanted) {
       const ffi::AnyBuffer::Dimensions dims = buffer.dimensions();
-      arrays.push_back({static_cast<std::byte*>(buffer.untyped_data()), dims.begin(), dims.size()});
-      return buffer.element_type() == wanted;
+      Array array = {static_cast<std::byte*>(buffer.untyped_data()), dims.begin(), dims.size()};
+      bool is_wanted = buffer.element_type() == wanted;
+      if (!is_wanted && buffer.element_type() == ComplexOf(wanted)) {
+        // Complex numbers are two real ones along a last axis.
+        in_parts.emplace_back(dims.begin(), dims.end()).push_back(2);
+        array.dims = in_parts.back().data();
+        array.rank = in_parts.back().size();
+        is_wanted = true;
+      }
+      arrays.push_back(array);
+      return is_wanted;
     };
     std::vector<ffi::DataType> dtypes;
     for (const Input& input : executor.plan().inputs) {

@@ -8,6 +8,7 @@
 
 #include <exception>
 #include <limits>
+#include <list>
 #include <memory>
 #include <string>
 #include <utility>
@@ -77,13 +78,38 @@ ffi::Error DoInitialize(State* state, int32_t ordinal) {
   return Guarded(state->call, [&] { return Ended(state->call, state->instances->Load(ordinal)); });
 }
 
-// The buffers of a call; or what is wrong with them.
-std::string ArraysOf(const ffi::RemainingArgs& operands, const ffi::RemainingRets& results,
-                     std::vector<Array>& arrays) {
+bool IsComplex(ffi::DataType dtype) {
+  return dtype == ffi::C64 || dtype == ffi::C128;
+}
+
+// Bytes of the values of a buffer as the kernel has them; 0 of one that it does not have.
+int64_t ValueBytes(const Signature& signature, size_t buffer) {
+  auto wanted = static_cast<int64_t>(buffer);
+  for (const auto& sum : signature.sums) {
+    if (sum.result == wanted) wanted = sum.workspace;
+  }
+  for (const auto& pointer : signature.pointers) {
+    if (pointer.buffer == wanted) return pointer.itemsize;
+  }
+  return 0;
+}
+
+// The buffers of a call, whose shapes may be among `in_parts`; or what is wrong with them.
+std::string ArraysOf(const Signature& signature, const ffi::RemainingArgs& operands,
+                     const ffi::RemainingRets& results, std::vector<Array>& arrays,
+                     std::list<std::vector<int64_t>>& in_parts) {
   const auto append = [&](const ffi::AnyBuffer& buffer) {
     const auto dims = buffer.dimensions();
     const auto itemsize = static_cast<int64_t>(ffi::ByteWidth(buffer.element_type()));
-    arrays.push_back({buffer.untyped_data(), dims.begin(), dims.size(), itemsize});
+    Array array = {buffer.untyped_data(), dims.begin(), dims.size(), itemsize};
+    if (IsComplex(buffer.element_type()) && itemsize == 2 * ValueBytes(signature, arrays.size())) {
+      // To a kernel of real numbers complex ones are two of them along a last axis.
+      in_parts.emplace_back(dims.begin(), dims.end()).push_back(2);
+      array.dims = in_parts.back().data();
+      array.rank = in_parts.back().size();
+      array.itemsize /= 2;
+    }
+    arrays.push_back(array);
   };
   for (size_t i = 0; i < operands.size(); ++i) {
     const auto buffer = operands.get<ffi::AnyBuffer>(i);
@@ -113,7 +139,9 @@ ffi::Error Run(const State& state, int32_t ordinal, CUstream stream,
                const ffi::RemainingArgs& operands, const ffi::RemainingRets& results) {
   const Call& call = state.call;
   std::vector<Array> arrays;
-  if (std::string error = ArraysOf(operands, results, arrays); !error.empty()) {
+  std::list<std::vector<int64_t>> in_parts;
+  if (std::string error = ArraysOf(call.signature, operands, results, arrays, in_parts);
+      !error.empty()) {
     return Fail(call, error);
   }
   for (const Copy& copy : call.copies) {

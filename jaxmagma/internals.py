@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax._src import (
     checkify,  # error_checks
     dispatch,  # prim_requires_devices_during_lowering
+    source_info_util,  # user_context
 )
 from jax._src.lax import linalg as lax_linalg  # _solve
 from jax._src.numpy import linalg as numpy_linalg  # _det, _det_2x2, _det_3x3
@@ -48,6 +49,14 @@ def checks_as(
         return checkify.error_checks[call.primitive](*ahead, *values, **call.params)
 
     checkify.error_checks[primitive] = rule
+
+
+@contextlib.contextmanager
+def at_line_of(equation: Any) -> Iterator[None]:
+    """In its body, what is traced comes from where an equation comes from."""
+    source = equation.source_info
+    with source_info_util.user_context(source.traceback, name_stack=source.name_stack):
+        yield
 
 
 def search_of(primitive: Any) -> str | None:

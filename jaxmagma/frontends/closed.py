@@ -11,12 +11,15 @@ most a few units times ``cond(A) |X|``, as from LAPACK.  Products of two entries
 range of numbers, as a minor is one; those of three need not, where the result is none: to invert,
 the determinant is found with the first row scaled by a power of two.  Systems of fewer right sides
 than rows are left to elimination, whose residual is small whatever the matrix.
+
+**Complex numbers.**  Determinants are sums of products as they are written, and so are inverses of
+up to two rows; systems of up to four are real ones of twice as many, left to elimination.
 """
 
 import contextlib
 import functools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -29,6 +32,7 @@ from jaxmagma.programs.exact import difference_of_products, fused_multiply_add, 
 
 
 SIZES = (1, 2, 3)
+MOST_COMPLEX_ROWS = 4
 
 # A part of the key of whatever JAX keeps of traced functions.
 _wanted = jax.make_user_context(False)
@@ -43,6 +47,9 @@ def closed_forms() -> Iterator[None]:
 
 def det(a: Any) -> jax.Array | None:
     """The determinants of matrices along the last two axes; None where it is left to JAX."""
+    if _is_complex(a) and a.shape[-1] in SIZES:
+        entries = _entries(a)
+        return _dot(entries[0], [row[0] for row in _adjugate(entries, _as_written)])
     if not _applies(a):
         return None
     entries = _entries(a)
@@ -51,13 +58,15 @@ def det(a: Any) -> jax.Array | None:
 
 def inv(a: Any) -> jax.Array | None:
     """The inverses of matrices along the last two axes; None where it is left to JAX."""
-    return _joined(_inverse(_entries(a))) if _applies(a) else None
+    return _joined(_inverse(_entries(a))) if _has_inverse(a) else None
 
 
 def solve(a: Any, b: Any) -> jax.Array | None:
     """X of A X = B for at least as many right sides as rows; None where it is left to JAX."""
-    if not _applies(a) or b.shape[:-1] != a.shape[:-1] or b.shape[-1] < a.shape[-1]:
-        return None
+    several = b.shape[:-1] == a.shape[:-1] and b.shape[-1] >= a.shape[-1]
+    if not several or not _has_inverse(a):
+        in_parts = _is_complex(a) and jnp.iscomplexobj(b) and a.shape[-1] <= MOST_COMPLEX_ROWS
+        return _solve_in_parts(a, b) if in_parts else None
     columns = list(zip(*_entries(b), strict=True))
     return _joined([[_dot(row, column) for column in columns] for row in _inverse(_entries(a))])
 
@@ -71,6 +80,24 @@ def _applies(a: Any) -> bool:
         and a.shape[-1] in SIZES
         and a.dtype in (np.float32, np.float64)
     )
+
+
+def _has_inverse(a: Any) -> bool:
+    return _applies(a) or (_is_complex(a) and a.shape[-1] < 3)
+
+
+def _is_complex(a: Any) -> bool:
+    square = isinstance(a, jax.Array) and a.ndim >= 2 and a.shape[-2] == a.shape[-1]
+    return _wanted.value and square and jnp.iscomplexobj(a)
+
+
+def _solve_in_parts(a: jax.Array, b: jax.Array) -> jax.Array:
+    """X of A X = B by the parts of all three; B may be a vector."""
+    axis = a.ndim - 2
+    left = jnp.concatenate([a.real, a.imag], axis)
+    whole = jnp.concatenate([left, jnp.concatenate([-a.imag, a.real], axis)], axis + 1)
+    made = jnp.linalg.solve(whole, jnp.concatenate([b.real, b.imag], axis))
+    return lax.complex(*jnp.split(made, 2, axis))
 
 
 Entries = list[list[jax.Array]]
@@ -90,7 +117,11 @@ def _joined(entries: Entries) -> jax.Array:
     return jnp.stack([jnp.stack(row, -1) for row in entries], -2)
 
 
-def _adjugate(a: Entries) -> Entries:
+def _as_written(a: jax.Array, b: jax.Array, c: jax.Array, d: jax.Array) -> jax.Array:
+    return a * b - c * d
+
+
+def _adjugate(a: Entries, difference: Callable[..., jax.Array] = difference_of_products) -> Entries:
     """The cofactors of each row as a column."""
     if len(a) == 1:
         return [[lax.full_like(a[0][0], 1)]]
@@ -98,10 +129,7 @@ def _adjugate(a: Entries) -> Entries:
         (p, q), (r, s) = a
         return [[s, -q], [-r, p]]
     turns = [(1, 2), (2, 0), (0, 1)]
-    return [
-        [difference_of_products(a[i][m], a[j][n], a[i][n], a[j][m]) for i, j in turns]
-        for m, n in turns
-    ]
+    return [[difference(a[i][m], a[j][n], a[i][n], a[j][m]) for i, j in turns] for m, n in turns]
 
 
 def _det(first: Sequence[jax.Array], adjugate: Entries) -> jax.Array:

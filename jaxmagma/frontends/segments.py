@@ -21,6 +21,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jax.extend.core.primitives import convert_element_type_p
 
 from jaxmagma.frontends import iterations
+from jaxmagma.frontends.complex_parts import in_parts
 from jaxmagma.frontends.conditions import Kind
 from jaxmagma.frontends.derivatives import with_rules
 from jaxmagma.frontends.index import Gathered
@@ -148,8 +149,17 @@ class _Segment:
         if isinstance(x, Gathered):
             vector, index = self._input(x.vector), self._input(x.index, _Use.INDEX)
             tables = [self._input(table, _Use.INDEX) for table in x.tables]
-            return Tile(self.reader.builder.gather(vector, index, tables, x.atomic))
-        return Tile(self._input(x, use)) if isinstance(x, jax.Array) else x
+            found = self.reader.builder.gather(vector, index, tables, x.atomic)
+            return Tile(found, self._is_in_parts(x.vector))
+        if not isinstance(x, jax.Array):
+            return x
+        return Tile(self._input(x, use), self._is_in_parts(x))
+
+    def _is_in_parts(self, array: jax.Array) -> bool:
+        """Whether an array has complex numbers whose parts are numbers of the program."""
+        own = self.reader.dtype
+        whole = {np.dtype(np.float32): np.complex64, np.dtype(np.float64): np.complex128}.get(own)
+        return whole is not None and array.dtype in (np.complex64, whole)
 
     def _number(self, operand: Operand, kind: Kind) -> "_Number":
         number = self._numbers.setdefault(id(operand), len(self._operands))
@@ -165,7 +175,10 @@ class _Segment:
         if is_extended(array.dtype):
             raise Unsupported(f"an array of {array.dtype} in a program of {own}")
         dtype, limits = np.dtype(array.dtype), None
-        if integers.is_integer(dtype) and dtype != own and use != _Use.INDEX:
+        shape, is_complex = jnp.shape(array), self._is_in_parts(array)
+        if is_complex:
+            shape = (*shape, 2)
+        elif integers.is_integer(dtype) and dtype != own and use != _Use.INDEX:
             limits = integers.of_dtype(dtype)
             exact = integers.are_exact(limits, own)
             if use == _Use.PLACE and not exact:
@@ -182,7 +195,9 @@ class _Segment:
         key = id(array), use
         if key not in self._inputs:
             made = np.dtype(np.int32) if use == _Use.INDEX else own
-            number = self.reader.builder.input(Input((), jnp.shape(array), made))
+            number = self.reader.builder.input(Input((), shape, made, is_complex=is_complex))
+            if is_complex:
+                made = np.result_type(own, np.complex64)
             self._inputs[key] = _Argument(number, array, made, limits)
             if limits is not None:
                 self.reader.bounded(Tile(number), limits)
@@ -192,8 +207,9 @@ class _Segment:
         """The values of some tiles, those of ``variables`` of the lines; raises ``NoProgram``."""
         if not results:
             return []
-        values = list(dict.fromkeys(x.value for x in results))
-        built = self.reader.builder.build([Output(x, ()) for x in values])
+        tiles = list(dict.fromkeys(results))
+        outputs = [Output(x.value, (), x.is_complex) for x in tiles]
+        built = self.reader.builder.build(outputs)
         if not surely_fits(built.program):
             # What fits one contraction after the other, which is soon found, is not too large.
             normal, _ = normal_form(built.program)
@@ -204,28 +220,27 @@ class _Segment:
         inputs = [given[n] for n in built.inputs if n in given]
         arguments = [x.array for x in inputs]
         conversions = [x.converted for x in inputs]
-        dtype = self.reader.dtype
+        dtypes = [self._dtype(x) for x in results]
         plain = self._plain(variables)
         numbers = {id(x): n for n, x in enumerate(jax.tree.leaves(self._operands))}
         wanted = [numbers.get(id(x), -1) for x in arguments]
         same = {*wanted} == {*range(len(self._operands))}
         known = variables and are_loops_and_products(line for line, _ in self._lines)
         if same and known and not any(isinstance(x, Gathered) for x in self._operands):
-            numbered = [x.value for x in results]
-            where = list(map(numbered.index, values))
+            where = list(map(results.index, tiles))
             order = [wanted.index(n) for n in range(len(wanted))]
             own = [x.array.dtype for x in inputs]  # whose values are the same as numbers
 
             def spelled(*arguments: jax.Array) -> list[jax.Array]:
                 made = plain(*(arguments[n].astype(own[n]) for n in order))
-                return [jnp.asarray(made[n], dtype) for n in where]
+                return [jnp.asarray(made[n], dtypes[n]) for n in where]
 
             spell(built.program, spelled)
 
         def fused(*arguments: jax.Array) -> list[jax.Array]:
             typed = (convert(x) for convert, x in zip(conversions, arguments, strict=True))
-            found = dict(zip(values, primitive.apply(built.program, *typed), strict=True))
-            return [found[x.value] for x in results]
+            found = dict(zip(tiles, primitive.apply(built.program, *typed), strict=True))
+            return [found[x] for x in results]
 
         ruled = differentiated([line for line, _ in self._lines], variables)
         if not any(line.has_own_derivative for line in ruled):
@@ -237,11 +252,16 @@ class _Segment:
 
         return with_rules(
             fused_of,
-            lambda *values: [jnp.asarray(x, dtype) for x in plain(*values)],
+            lambda *values: list(map(jnp.asarray, plain(*values), dtypes)),
             self._operands,
             self._kinds,
             evaluate,
         )
+
+    def _dtype(self, tile: Tile) -> np.dtype:
+        """What an array of a tile is of."""
+        own = self.reader.dtype
+        return np.result_type(own, np.complex64) if tile.is_complex else own
 
     def plain(self, variables: Sequence[Variable]) -> list[jax.Array]:
         """The values of variables of the lines, by plain JAX."""
@@ -304,12 +324,13 @@ def _arrays(operands: Sequence[Operand]) -> list[jax.Array]:
 
 def run_function(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.Array]:
     """The results of the function of an element, in XLA's own loops where these are as fast."""
-    kinds = [Kind.MAPPED] * len(operands)
+    kinds, whole = [Kind.MAPPED] * len(operands), closed
+    closed = in_parts(whole)
     lines, platform = inlined(closed, kinds), jax.default_backend()
     arrays = _has_arrays(operands)
     if arrays and are_loops(lines, platform):
         tell(PlainCall(_LOOPS))
-        return plainly(closed, _arrays(operands))
+        return plainly(whole, _arrays(operands))
     if arrays and are_loops_around_compared_products(lines, platform):
         tell(PlainCall("it compares products for all elements, and XLA's are as fast"))
         return _with_programs_for_derivatives(closed, operands, kinds)
@@ -534,7 +555,7 @@ def _dtype(lines: Lines) -> Any:
     """The dtype that most values are computed in; None if there are no floating-point numbers.
 
     It is no wider one for the sake of a few values: those of a narrower dtype are rounded, but what
-    is wider is left to plain JAX.
+    is wider is left to plain JAX.  Complex numbers that meet real ones are two of these.
     """
     unknown = lines.depending(lines.parameters)
     results = [x for line in lines.lines for x in line.results]
@@ -549,11 +570,12 @@ def _dtype(lines: Lines) -> Any:
     strong = [x for x in moving if not getattr(x.aval, "weak_type", False)]
     made = set(strong).difference(lines.parameters, moved)
     computed = [x for x in results if x in made]
+    has_real = any(jnp.issubdtype(x.aval.dtype, np.floating) for x in moving)
     for some in (computed, strong, moving, results):
         counts: dict[np.dtype, int] = {}
         for x in some:
             dtype = getattr(x.aval, "dtype", np.int32)
-            if jnp.issubdtype(dtype, jnp.inexact):
+            if jnp.issubdtype(dtype, np.floating if has_real else np.inexact):
                 own = np.dtype(dtype)
                 counts[own] = counts.get(own, 0) + math.prod(x.aval.shape)
         if counts:

@@ -15,6 +15,7 @@ from jaxmagma.jaxpr.tiles import Read, Tile, Tiles
 from jaxmagma.jaxpr.work import steps_at_once
 from jaxmagma.programs.labels import letters
 from jaxmagma.programs.program import Contract, ElementProgram, Map, Place, View
+from jaxmagma.programs.strides import row_major
 
 
 def scan_counts(parameters: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -132,8 +133,17 @@ def program(reader: Tiles, equation: JaxprEqn, *operands: Read) -> list[Read]:
         number, batch = values[value]
         return number, batch + labels
 
+    def with_batch(value: int, batch: str) -> int:
+        """A value with these batch axes, in this order."""
+        number, _ = values[value]
+        labels = letters(len(program.tiles[value]))
+        own = dict(zip(labels, program.tiles[value], strict=True))
+        return builder.relabel(number, term(value, labels)[1], batch + labels, own | sizes)
+
     for operand in program.inputs:
         read = next(remaining) if operand.constant is None else operand.constant.array
+        if operand.is_complex != (isinstance(read, Tile) and read.is_complex):
+            raise Unsupported("a program of other numbers")
         batch = "".join(axis_label[axis] for axis in operand.batch)
         values.append((reader.value(read), batch))
     for number, operation in enumerate(program.operations, start=len(program.inputs)):
@@ -145,14 +155,16 @@ def program(reader: Tiles, equation: JaxprEqn, *operands: Read) -> list[Read]:
                 made = builder.pointwise(operation.function, terms, output, both)
             else:
                 made = builder.contract(terms, output, both)
-        elif batch:
-            raise Unsupported("a program of several elements, with views of their tiles")
         elif isinstance(operation, View):
-            value = values[operation.operand][0]
-            made = builder.view(value, operation.offset, operation.strides, operation.tile)
+            value, batch = values[operation.operand]
+            whole, ahead = builder.tile(value), len(batch)
+            strides = row_major(whole)[:ahead] + operation.strides
+            made = builder.view(value, operation.offset, strides, whole[:ahead] + operation.tile)
         elif isinstance(operation, Place):
-            pieces = [(values[value][0], *where) for value, *where in operation.pieces]
-            made = builder.place(pieces, operation.tile)  # type: ignore[arg-type]
+            whole = tuple(sizes[x] for x in batch) + operation.tile
+            outer = row_major(whole)[: len(batch)]
+            pieces = [(with_batch(x, batch), at, outer + own) for x, at, own in operation.pieces]
+            made = builder.place(pieces, whole)
         else:
             raise Unsupported("a program that gathers")
         values.append((made, batch))
@@ -161,5 +173,6 @@ def program(reader: Tiles, equation: JaxprEqn, *operands: Read) -> list[Read]:
         labels = letters(len(program.tiles[out.value]))
         own = dict(zip(labels, program.tiles[out.value], strict=True)) | sizes
         output = "".join(axis_label[axis] for axis in out.batch) + labels
-        results.append(Tile(builder.contract([term(out.value, labels)], output, own)))
+        made = builder.contract([term(out.value, labels)], output, own)
+        results.append(Tile(made, out.is_complex))
     return results

@@ -8,6 +8,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxmagma.jaxpr.calls import inner_jaxpr
+from jaxmagma.jaxpr.complex_parts import complex_parts
 from jaxmagma.jaxpr.contractions import OF_TABLES, makes_table
 from jaxmagma.jaxpr.digits import with_digits
 from jaxmagma.jaxpr.equations import Unsupported, aval, interpreted, is_empty, is_extended
@@ -41,6 +42,9 @@ class Reader(Tiles):
             return list(evaluated(equation, [self.array(x, aval(y).dtype) for x, y in given]))
         if made and all(map(is_empty, made)):
             return [np.zeros(x.shape, x.dtype) for x in made]
+        parts = complex_parts(self, equation, operands)
+        if parts is not None:
+            return [parts]
         limits = None if name in NESTED else self.check_dtypes(equation, operands)
         product = name == "dot_general" and any(map(self._is_computed, operands))
         operands = [self._structured(x, matrix=product) for x in operands]
@@ -107,6 +111,8 @@ class Reader(Tiles):
     def check_dtypes(self, equation: JaxprEqn, operands: Sequence[Read]) -> integers.Bounds | None:
         """Whether it computes in the program's dtype; the bounds of the integers that it makes."""
         name, variables = equation.primitive.name, [*equation.invars, *equation.outvars]
+        if name == "element_program" and equation.params["program"].dtype == self.dtype:
+            return None
         if all(aval(x).dtype == self.dtype for x in variables):
             return None
         for x in variables:

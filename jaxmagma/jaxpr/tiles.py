@@ -31,9 +31,13 @@ LARGEST_COMPONENT = 4
 
 @dataclass(frozen=True)
 class Tile:
-    """A value of the builder, as a variable of the jaxpr; it has values, at least one."""
+    """A value of the builder, as a variable of the jaxpr; it has values, at least one.
+
+    In a program of real numbers, of one that ``is_complex`` the parts are along a last axis.
+    """
 
     value: int
+    is_complex: bool = False
 
 
 Read = Tile | np.ndarray  # of a variable: in the program, or known
@@ -67,7 +71,10 @@ class Tiles(ABC):
         return self.builder.constant(made)
 
     def shape(self, read: Read) -> tuple[int, ...]:
-        return self.builder.tile(read.value) if isinstance(read, Tile) else np.shape(read)
+        if not isinstance(read, Tile):
+            return np.shape(read)
+        tile = self.builder.tile(read.value)
+        return tile[:-1] if read.is_complex else tile
 
     def emit(self, function: str, *operands: Any) -> Read:
         """A pointwise function of tiles of equal shape, constants and scalars."""

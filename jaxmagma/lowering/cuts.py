@@ -15,12 +15,12 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from jaxmagma.plans.plan import Plan, Pointwise, Product, Rearrange, Step
-from jaxmagma.programs.program import Contract, ElementProgram, Map, Operation, Output, View
+from jaxmagma.programs.program import Contract, ElementProgram, Map, Operation, View
 
 
 # Places between contractions that are looked at.
@@ -36,7 +36,7 @@ def as_program(plan: Plan) -> ElementProgram:
         plan.program.batch_rank,
         plan.program.inputs,
         tuple(map(_operation, plan.steps)),
-        tuple(Output(value, out.batch) for out, value in outputs),
+        tuple(replace(out, value=value) for out, value in outputs),
         plan.program.precision,
     )
 

@@ -7,7 +7,7 @@ the terms alone: their sum is small, and those of all parts are added afterwards
 
 import itertools
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxmagma.programs.labels import letters
 from jaxmagma.programs.program import ElementProgram, Input, Map, Output, renumbered
@@ -80,7 +80,7 @@ def by_sums(program: ElementProgram) -> Division | None:
         for n, out in enumerate(program.outputs):
             if number == (kinds.index(out.batch) if out.batch in kinds else 0):
                 results[n] = ((number, len(wanted)),)
-                wanted.append(([out.value], out.batch))
+                wanted.append(([out.value], out))
         read = needed(program, (value for (value,), _ in wanted))
         if len(frozenset[int]().union(*(program.batch[x] for x in read))) < rank:
             return None
@@ -99,7 +99,7 @@ def by_elements(program: ElementProgram) -> Division | None:
     for out in program.outputs:
         is_shared = not out.batch and not program.batch[out.value]
         results.append(((int(is_shared), len(wanted[is_shared])),))
-        wanted[is_shared].append(([out.value], out.batch))
+        wanted[is_shared].append(([out.value], out))
     own = needed(program, (value for (value,), _ in wanted[0]))
     everywhere = frozenset[int]().union(*(program.batch[x] for x in own))
     if not rank or not all(wanted) or len(everywhere) < rank:
@@ -162,26 +162,27 @@ class Whole:
                 if terms:
                     source = number, len(wanted)
                     result.append(source)
-                    wanted.append((terms, out.batch))
+                    wanted.append((terms, out))
                     if self.is_kept(out):
                         memory.setdefault(out.value, (source, self._operand(out)))
             for value in piece.written:
                 if value not in memory:
                     out = Output(value, self._axes)
                     memory[value] = (number, len(wanted)), self._operand(out)
-                    wanted.append(([value], out.batch))
+                    wanted.append(([value], out))
             parts.append(_part(self.program, known, wanted))
         return Division(tuple(parts), tuple(map(tuple, results)))
 
     def _operand(self, out: Output) -> Input:
         """What is written, for those that read it."""
-        return Input(out.batch, self.program.tiles[out.value], self.program.dtype)
+        tile, dtype = self.program.tiles[out.value], self.program.dtype
+        return Input(out.batch, tile, dtype, is_complex=out.is_complex)
 
 
 # A value in memory: where it comes from, and as an operand.
 _Array = tuple[Source, Input]
-# What an output of a part is: values that are added up, and its batch axes.
-_Sum = tuple[Sequence[int], tuple[int, ...]]
+# What an output of a part is: values that are added up, and the output that it is one of.
+_Sum = tuple[Sequence[int], Output]
 
 
 def needed(program: ElementProgram, wanted: Iterable[int], known: Container[int] = ()) -> list[int]:
@@ -214,14 +215,14 @@ def _part(
     sources.update((x, source) for x, (source, _) in known.items())
     operations = [renumbered(program.operations[x - first], numbers) for x in made]
     outputs = []
-    for terms, axes in wanted:
+    for terms, out in wanted:
         total, *others = (numbers[x] for x in terms)
         labels = letters(len(program.tiles[terms[0]]))
         sizes = tuple(zip(labels, program.tiles[terms[0]], strict=True))
         for other in others:
             operations.append(Map("add", ((total, labels), (other, labels)), labels, sizes))
             total = len(reads) + len(operations) - 1
-        outputs.append(Output(total, axes))
+        outputs.append(replace(out, value=total))
     inputs = tuple(known[x][1] if x in known else program.inputs[x] for x in reads)
     rank = program.batch_rank if batch_rank is None else batch_rank
     part = ElementProgram(rank, inputs, tuple(operations), tuple(outputs), program.precision)

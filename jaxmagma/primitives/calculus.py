@@ -29,6 +29,7 @@ import numpy as np
 from jaxmagma.jaxpr import Emit, pointwise_rule
 from jaxmagma.programs.builder import Builder
 from jaxmagma.programs.functions import FUNCTIONS, ROUNDINGS
+from jaxmagma.programs.labels import letters
 from jaxmagma.programs.program import (
     Contract,
     ElementProgram,
@@ -272,9 +273,11 @@ def transpose(
     pending: dict[int, list[_Cotangent]] = {}
     for position, (out, has_cotangent) in enumerate(zip(program.outputs, cotangents, strict=True)):
         if has_cotangent:
-            given = builder.input(Input(out.batch, program.tiles[out.value], program.dtype))
+            tile = program.tiles[out.value]
+            given = builder.input(Input(out.batch, tile, program.dtype, is_complex=out.is_complex))
             arguments[given] = len(linear) + position
-            pending.setdefault(out.value, []).append(_Cotangent(given))
+            value = _conjugate(builder, given) if out.is_complex else given
+            pending.setdefault(out.value, []).append(_Cotangent(value))
 
     gathered: dict[int, list[tuple[_Cotangent, Gather]]] = {}
     first = len(program.inputs)
@@ -300,14 +303,34 @@ def transpose(
         if not is_linear:
             continue
         parts: list[tuple[Output, Part]] = []
-        own = program.inputs[number].batch
-        for total in _sums(builder, pending.get(number, ()), frozenset(own)):
-            parts.append((Output(total.value, own), Part(0, None, total.times)))
+        operand = program.inputs[number]
+        for total in _sums(builder, pending.get(number, ()), frozenset(operand.batch)):
+            out = _result(builder, operand, total.value, operand.batch)
+            parts.append((out, Part(0, None, total.times)))
         for cotangent, gather in gathered.get(number, ()):
             where = _scattered(program, gather)
-            parts.append((Output(cotangent.value, where.batch), Part(0, where, cotangent.times)))
+            out = _result(builder, operand, cotangent.value, where.batch)
+            parts.append((out, Part(0, where, cotangent.times)))
         results.append(parts)
     return _derived(builder, results, arguments)
+
+
+def _result(builder: Builder, operand: Input, value: int, batch: tuple[int, ...]) -> Output:
+    """The cotangent of an operand."""
+    value = _conjugate(builder, value) if operand.is_complex else value
+    return Output(value, batch, operand.is_complex)
+
+
+def _conjugate(builder: Builder, value: int) -> int:
+    """Parts of complex numbers as those of their cotangents, or the other way.
+
+    To JAX the product of a number and its cotangent is one of complex numbers, whose real part is
+    the sum of the products of the parts, of which one of the imaginary ones has its sign changed.
+    """
+    labels = letters(len(builder.tile(value)))
+    signs = builder.constant(np.array([1, -1], builder.dtype(value)))
+    extents = dict(zip(labels, builder.tile(value), strict=True))
+    return builder.contract([(value, labels), (signs, labels[-1])], labels, extents)
 
 
 def _scattered(program: ElementProgram, gather: Gather) -> Scattered:
@@ -431,7 +454,7 @@ def batch(
         if not depending.isdisjoint(operation.operands):
             depending.add(number)
     outputs = tuple(
-        Output(out.value, (axis, *out.batch)) if out.value in depending else out
+        replace(out, batch=(axis, *out.batch)) if out.value in depending else out
         for out in program.outputs
     )
     batched = replace(program, batch_rank=axis + 1, inputs=tuple(inputs), outputs=outputs)

@@ -45,8 +45,9 @@ def sharding_rule(program: ElementProgram) -> tuple[str, dict[str, tuple[str, ..
             factors.append(tile_factors[-1])
         return " ".join(factors)
 
-    operands = [dimensions(x.batch, x.tile) for x in program.arguments]
-    results = [dimensions(out.batch, program.tiles[out.value]) for out in program.outputs]
+    operands = [dimensions(x.batch, x.stored[0]) for x in program.arguments]
+    outputs = zip(program.outputs, program.stored_outputs, strict=True)
+    results = [dimensions(out.batch, shape) for out, (shape, _) in outputs]
     # A factor that some outputs keep and others sum over is none of Shardy's reductions; the sum
     # over devices is ours either way.
     kept = {axis for out in program.outputs for axis in out.batch}

@@ -86,7 +86,8 @@ def _abstract_eval(*avals: Any, program: ElementProgram) -> list[Any]:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:  # they are nothing but shapes, which are known sooner
         shapes = program.output_shapes(program.batch_extents(_shapes(avals)))
-        return [jax.core.ShapedArray(shape, program.dtype) for shape in shapes]
+        dtypes = (dtype for _, dtype in program.stored_outputs)
+        return list(map(jax.core.ShapedArray, shapes, dtypes))
     return _abstract(program, avals, mesh)
 
 

@@ -996,7 +996,11 @@ class Builder:
             tuple(inputs),
             tuple(operations),
             tuple(
-                Output(numbers[out.value], tuple(axes[a] for a in out.batch if a in axes))
+                replace(
+                    out,
+                    value=numbers[out.value],
+                    batch=tuple(axes[a] for a in out.batch if a in axes),
+                )
                 for out in outputs
             ),
             self.precision,

@@ -50,18 +50,29 @@ class Constant:
         return f"Constant({self.array.dtype}{list(self.array.shape)})"
 
 
+def stored(
+    tile: tuple[int, ...], dtype: np.dtype, is_complex: bool
+) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and dtype of a tile in an array, which may be of complex numbers."""
+    return (tile[:-1], np.result_type(dtype, np.complex64)) if is_complex else (tile, dtype)
+
+
 @dataclass(frozen=True)
 class Input:
     """One operand.  Its array has the axes ``batch + tile``, batch axes slowest.
 
     ``batch`` names the program's batch axes in the order in which they stand in memory; an operand
     without batch axes is *shared* by all elements, and *constant* when its value is known.
+
+    One that ``is_complex`` is an array of complex numbers in a program of real ones: real and
+    imaginary parts are the last axis of the tile, and ``dtype`` is theirs.
     """
 
     batch: tuple[int, ...]
     tile: tuple[int, ...]
     dtype: np.dtype
     constant: Constant | None = None
+    is_complex: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
@@ -75,6 +86,11 @@ class Input:
     @property
     def shared(self) -> bool:
         return not self.batch
+
+    @property
+    def stored(self) -> tuple[tuple[int, ...], np.dtype]:
+        """Shape and dtype of one element's part of the array."""
+        return stored(self.tile, self.dtype, self.is_complex)
 
 
 class _Labelled:
@@ -248,11 +264,13 @@ class Output:
     """A value the program returns, as an array with the axes ``batch + tile``.
 
     Batch axes that the value depends on and ``batch`` does not name are summed over; one that
-    ``batch`` names and the value does not depend on broadcasts.
+    ``batch`` names and the value does not depend on broadcasts.  One that ``is_complex`` has the
+    last axis of the tile as real and imaginary parts.
     """
 
     value: int
     batch: tuple[int, ...]
+    is_complex: bool = False
 
 
 @dataclass(frozen=True)
@@ -319,9 +337,14 @@ class ElementProgram:
 
     def output_shapes(self, extents: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         return tuple(
-            tuple(extents[axis] for axis in out.batch) + self.tiles[out.value]
-            for out in self.outputs
+            tuple(extents[axis] for axis in out.batch) + own
+            for out, (own, _) in zip(self.outputs, self.stored_outputs, strict=True)
         )
+
+    @property
+    def stored_outputs(self) -> list[tuple[tuple[int, ...], np.dtype]]:
+        """Shape and dtype of each output of one element."""
+        return [stored(self.tiles[x.value], self.dtype, x.is_complex) for x in self.outputs]
 
     def least_bytes(self, extents: Sequence[int]) -> int:
         """The least memory traffic: every input read once, every output written once."""

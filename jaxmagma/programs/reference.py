@@ -23,8 +23,9 @@ def evaluate(program: ElementProgram, *arguments: Any) -> list[jax.Array]:
     extents = program.batch_extents([jnp.shape(x) for x in arguments])
     remaining = iter(arguments)
     values: list[Value] = [
-        (jnp.asarray(x.constant.array if x.constant else next(remaining)), x.batch)
+        (_parts(array) if x.is_complex else array, x.batch)
         for x in program.inputs
+        for array in [jnp.asarray(x.constant.array if x.constant else next(remaining))]
     ]
     for number, operation in enumerate(program.operations, start=len(program.inputs)):
         if isinstance(operation, Contract):
@@ -44,8 +45,14 @@ def evaluate(program: ElementProgram, *arguments: Any) -> list[jax.Array]:
         if summed:
             array = jnp.sum(array, axis=summed)
             axes = tuple(axis for axis in axes if axis in out.batch)
-        results.append(_with_batch(array, axes, out.batch, extents))
+        array = _with_batch(array, axes, out.batch, extents)
+        results.append(lax.complex(array[..., 0], array[..., 1]) if out.is_complex else array)
     return results
+
+
+def _parts(array: jax.Array) -> jax.Array:
+    """Real and imaginary parts along a last axis."""
+    return jnp.stack([array.real, array.imag], -1)
 
 
 def _map(program: ElementProgram, number: int, operation: Map, values: Sequence[Value]) -> Value:

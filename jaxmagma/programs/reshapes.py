@@ -7,11 +7,12 @@ axes are followed by labels, as by the normal form, they had better have one nam
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from jaxmagma.programs.axes import Axis, JoinedAxes
 from jaxmagma.programs.builder import Builder
 from jaxmagma.programs.labels import letters
-from jaxmagma.programs.program import Contract, ElementProgram, Gather, Map, Output, View
+from jaxmagma.programs.program import Contract, ElementProgram, Gather, Map, View
 from jaxmagma.programs.strides import row_major
 
 
@@ -177,6 +178,7 @@ def _rewritten(program: ElementProgram, split: dict[Axis, tuple[int, ...]]) -> E
             pieces = [(numbers[x], at, steps(x, strides)) for x, at, strides in operation.pieces]
             numbers[number] = builder.place(pieces, tile_of(number))
     outputs = [
-        Output(reshaped(numbers[x.value], program.tiles[x.value]), x.batch) for x in program.outputs
+        replace(x, value=reshaped(numbers[x.value], program.tiles[x.value]))
+        for x in program.outputs
     ]
     return builder.build(outputs).program

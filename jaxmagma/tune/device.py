@@ -78,8 +78,9 @@ class Device:
     @functools.cached_property
     def _shapes(self) -> list[jax.ShapeDtypeStruct]:
         return [
-            jax.ShapeDtypeStruct((*(self.extents[axis] for axis in x.batch), *x.tile), x.dtype)
+            jax.ShapeDtypeStruct((*(self.extents[axis] for axis in x.batch), *shape), dtype)
             for x in self.program.arguments
+            for shape, dtype in [x.stored]
         ]
 
     @functools.cached_property

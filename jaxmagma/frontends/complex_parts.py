@@ -1,0 +1,381 @@
+"""Functions of complex and of real numbers, as functions of real ones.
+
+A program has one dtype.  Where a function has complex numbers alone, and adds and multiplies them,
+that is theirs.  Where they meet real ones, as a field that oscillates meets the geometry of its
+element, or where parts, magnitudes, quotients or functions of them are wanted, each number is two
+real ones from here on: what is linear is done to both parts, a product is four, or two where one
+factor is real, and the rest is what the field's handbooks say.  Nothing is computed of a part that
+is zero because a number is real.
+
+Arguments and results remain arrays of complex numbers: of an argument a program reads both parts,
+and puts those of a result together.  What has no rule here is of complex numbers to plain JAX.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
+
+from jaxmagma.frontends.conditions import struct
+from jaxmagma.internals import at_line_of
+from jaxmagma.jaxpr import (
+    applied,
+    aval,
+    has_own_rule,
+    inner_jaxpr,
+    interpreted,
+    nested,
+    scan_counts,
+)
+from jaxmagma.programs.exact import inverse_binade
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Complex:
+    """A number in two parts, one of which is None if it is zero by what the number is."""
+
+    real: Any
+    imag: Any
+
+
+Number = Any  # a _Complex, or an array that is not complex
+
+
+def in_parts(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same function, computed in real numbers if it mixes complex ones with these."""
+    if not _mixes(closed.jaxpr):
+        return closed
+
+    def function(*arguments: Any) -> list[Any]:
+        return list(map(_whole, interpreted(closed, arguments, _line)))
+
+    return jax.make_jaxpr(function)(*map(struct, closed.in_avals))
+
+
+def _mixes(jaxpr: Any) -> bool:
+    """Whether complex numbers meet real ones, or functions that a program has of real ones."""
+    for equation in nested(jaxpr):
+        operands = {_kind(x) for x in equation.invars if isinstance(x, Var)}
+        results = {_kind(x) for x in equation.outvars}
+        if "c" in operands | results and ("f" in operands or equation.primitive.name in _FUNCTIONS):
+            return True
+    return False
+
+
+def _kind(x: Any) -> str:
+    dtype = aval(x).dtype
+    return dtype.kind if isinstance(dtype, np.dtype) else ""
+
+
+def _line(equation: JaxprEqn, operands: Sequence[Any]) -> list[Number]:
+    """The results of an equation of the function; those inside of it are at its line, too."""
+    with at_line_of(equation):
+        return _equation(equation, operands)
+
+
+def _equation(equation: JaxprEqn, operands: Sequence[Any]) -> list[Number]:
+    inner = inner_jaxpr(equation)
+    if inner is not None and not has_own_rule(equation):
+        return interpreted(inner, operands, _equation)
+    name, given = equation.primitive.name, list(map(_apart, operands))
+    rule = _RULES.get(name) or _FUNCTIONS.get(name)
+    is_complex = any(_kind(x) == "c" for x in (*equation.invars, *equation.outvars))
+    if rule is not None and is_complex:
+        made = rule(equation, *given)
+        return made if isinstance(made, list) else [made]
+    return list(map(_apart, applied(equation, list(map(_whole, given)))))
+
+
+# ---- Numbers and their parts ---------------------------------------------------------------------
+
+
+def _apart(x: Any) -> Number:
+    """An array of complex numbers in its parts; anything else as it is."""
+    if isinstance(x, _Complex) or not jnp.iscomplexobj(x):
+        return x
+    if isinstance(x, jax.Array):
+        return _Complex(lax.real(x), lax.imag(x))
+    real, imag = np.real(x), np.imag(x)
+    return _Complex(
+        real if np.any(real) or not np.any(imag) else None, imag if np.any(imag) else None
+    )
+
+
+def _full(x: Number) -> _Complex:
+    """A number with both parts."""
+    if not isinstance(x, _Complex):
+        return _Complex(x, jnp.zeros_like(x))
+    if x.real is None:
+        return _Complex(jnp.zeros_like(x.imag), x.imag)
+    return _Complex(x.real, jnp.zeros_like(x.real) if x.imag is None else x.imag)
+
+
+def _whole(x: Number) -> Any:
+    """A number as JAX has it."""
+    if not isinstance(x, _Complex):
+        return x
+    full = _full(x)
+    return lax.complex(*jnp.broadcast_arrays(full.real, full.imag))
+
+
+def _number(x: Number) -> _Complex:
+    return x if isinstance(x, _Complex) else _Complex(x, None)
+
+
+def _sum(x: Any, y: Any, combine: Any = operator.add) -> Any:
+    """Of two parts; with ``operator.sub``, their difference."""
+    if x is None or y is None:
+        return x if y is None else y if combine is operator.add else -y
+    return combine(x, y)
+
+
+def _product(x: _Complex, y: _Complex, times: Callable[[Any, Any], Any]) -> _Complex:
+    def part(a: Any, b: Any) -> Any:
+        return None if a is None or b is None else times(a, b)
+
+    return _Complex(
+        _sum(part(x.real, y.real), part(x.imag, y.imag), operator.sub),
+        _sum(part(x.real, y.imag), part(x.imag, y.real)),
+    )
+
+
+def _times(x: _Complex, y: _Complex) -> _Complex:
+    return _product(x, y, operator.mul)
+
+
+# ---- What programs of complex numbers have, too --------------------------------------------------
+
+
+def _add(equation: JaxprEqn, x: Number, y: Number) -> _Complex:
+    a, b = _number(x), _number(y)
+    return _Complex(_sum(a.real, b.real), _sum(a.imag, b.imag))
+
+
+def _sub(equation: JaxprEqn, x: Number, y: Number) -> _Complex:
+    return _add(equation, x, _neg(equation, y))
+
+
+def _neg(equation: JaxprEqn, x: Number) -> _Complex:
+    return _of_parts(operator.neg, _number(x))
+
+
+def _mul(equation: JaxprEqn, x: Number, y: Number) -> _Complex:
+    return _times(_number(x), _number(y))
+
+
+def _bilinear(equation: JaxprEqn, x: Number, y: Number) -> _Complex:
+    dtype = equation.params.get("preferred_element_type")
+    changed = {} if dtype is None else {"preferred_element_type": np.zeros((), dtype).real.dtype}
+    own = equation.replace(params=equation.params | changed)
+    return _product(_number(x), _number(y), lambda a, b: applied(own, [a, b])[0])
+
+
+def _linear(equation: JaxprEqn, *operands: Number) -> list[Number]:
+    """Both parts of what moves numbers, chooses among them or adds them up."""
+    around = equation.params.get("fill_value")
+
+    def made(part: str, operands: Sequence[Number]) -> list[Any]:
+        changed = {} if around is None else {"fill_value": getattr(np.asarray(around), part).item()}
+        own = equation.replace(params=equation.params | changed)
+        return applied(own, [getattr(x, part) if isinstance(x, _Complex) else x for x in operands])
+
+    is_real = all(x.imag is None for x in operands if isinstance(x, _Complex))
+    if is_real and not jnp.iscomplexobj(around):
+        return [_Complex(x, None) for x in made("real", operands)]
+    full = _filled(operands)
+    return list(map(_Complex, made("real", full), made("imag", full)))
+
+
+def _of_parts(function: Callable[[Any], Any], x: _Complex) -> _Complex:
+    return _Complex(*(None if part is None else function(part) for part in (x.real, x.imag)))
+
+
+def _convert(equation: JaxprEqn, x: Number) -> Number:
+    dtype = np.dtype(equation.params["new_dtype"])
+    own = np.zeros((), dtype).real.dtype
+
+    def converted(part: Any) -> Any:
+        return lax.convert_element_type(part, own)
+
+    return _of_parts(converted, _number(x)) if dtype.kind == "c" else converted(_full(x).real)
+
+
+def _integer_power(equation: JaxprEqn, x: Number) -> _Complex:
+    power = equation.params["y"]
+    made, square = None, _number(x)
+    for digit in reversed(f"{abs(power):b}"):
+        if digit == "1":
+            made = square if made is None else _times(made, square)
+        square = _times(square, square)
+    one = jnp.ones_like(_full(x).real)
+    if made is None or power == 0:
+        return _Complex(one, None)
+    return made if power > 0 else _quotient(_Complex(one, None), made)
+
+
+def _equal(equation: JaxprEqn, x: Number, y: Number) -> Any:
+    a, b = _full(x), _full(y)
+    both = (a.real == b.real) & (a.imag == b.imag)
+    return both if equation.primitive.name == "eq" else ~both
+
+
+def _scan(equation: JaxprEqn, *operands: Number) -> list[Number]:
+    parameters = equation.params
+    counts = scan_counts(parameters)
+    if counts is None:
+        return list(map(_apart, applied(equation, list(map(_whole, operands)))))
+    constants, carried = counts
+    full = _filled(operands)
+    first, state = full[:constants], full[constants : constants + carried]
+
+    def step(state: Any, values: Any) -> tuple[Any, Any]:
+        made = _filled(interpreted(parameters["jaxpr"], [*first, *state, *values], _equation))
+        return made[:carried], made[carried:]
+
+    rest, length, reverse = full[constants + carried :], parameters["length"], parameters["reverse"]
+    last, results = lax.scan(step, state, rest, length=length, reverse=reverse)
+    return [*last, *results]
+
+
+def _switch(equation: JaxprEqn, which: Any, *operands: Number) -> list[Number]:
+    def taken(branch: ClosedJaxpr) -> Callable[..., Any]:
+        return lambda *values: _filled(interpreted(branch, values, _equation))
+
+    return list(lax.switch(which, [taken(x) for x in equation.params["branches"]], *operands))
+
+
+def _filled(values: Sequence[Number]) -> list[Number]:
+    return [_full(x) if isinstance(x, _Complex) else x for x in values]
+
+
+_LINEAR = (
+    *("broadcast_in_dim", "reshape", "squeeze", "transpose", "rev", "slice", "dynamic_slice"),
+    *("concatenate", "stack", "unstack", "split", "pad", "tile", "gather", "dynamic_update_slice"),
+    *("scatter", "scatter-add", "scatter_add", "scatter-sub", "scatter_sub", "reduce_sum"),
+    *("cumsum", "copy", "copy_p", "stop_gradient", "optimization_barrier", "select_n"),
+)
+_RULES: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(_LINEAR, _linear),
+    **{"add": _add, "add_any": _add, "sub": _sub, "neg": _neg, "mul": _mul},
+    **{"dot_general": _bilinear, "conv_general_dilated": _bilinear},
+    **{"square": lambda equation, x: _times(_number(x), _number(x))},
+    **{"convert_element_type": _convert, "integer_pow": _integer_power},
+    **{"eq": _equal, "ne": _equal, "scan": _scan, "cond": _switch},
+}
+
+
+# ---- What they have not --------------------------------------------------------------------------
+# W. Kahan, "Branch cuts for complex elementary functions", 1987, and L. Smith, "Algorithm 116:
+# complex division", 1962, with a power of two in place of a quotient.
+
+
+def _of_number(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """The rule of a function of both parts."""
+
+    def rule(equation: JaxprEqn, x: Number) -> Any:
+        full = _full(x)
+        return function(full.real, full.imag)
+
+    return rule
+
+
+def _magnitude(x: Any, y: Any) -> Any:
+    """``sqrt(x x + y y)``, by way of no number that is larger."""
+    larger, smaller = _by_size(x, y)
+    is_plain = (larger > 0) & (larger < np.inf)
+    ratio = smaller / jnp.where(is_plain, larger, 1)
+    other = jnp.where(larger == 0, 0, larger + smaller)  # of zero it has no slope
+    return jnp.where(is_plain, larger * jnp.sqrt(1 + ratio * ratio), other)
+
+
+def _by_size(x: Any, y: Any) -> tuple[Any, Any]:
+    return jnp.maximum(abs(x), abs(y)), jnp.minimum(abs(x), abs(y))
+
+
+def _quotient(x: _Complex, y: _Complex) -> _Complex:
+    if y.imag is None:
+        return _of_parts(lambda part: part / y.real, x)
+    full = _full(y)
+    scale = inverse_binade(_by_size(full.real, full.imag)[0])
+    real, imag = full.real * scale, full.imag * scale
+    size = real * real + imag * imag
+    made = _times(x, _Complex(real, -imag))
+    return _of_parts(lambda part: part / size * scale, made)
+
+
+def _exponential(equation: JaxprEqn, x: Number) -> _Complex:
+    number = _number(x)
+    turned = _Complex(1, None) if number.imag is None else _turned(number.imag)
+    return turned if number.real is None else _times(_Complex(jnp.exp(number.real), None), turned)
+
+
+def _turned(angle: Any) -> _Complex:
+    return _Complex(jnp.cos(angle), jnp.sin(angle))
+
+
+def _logarithm(x: Any, y: Any) -> _Complex:
+    larger, smaller = _by_size(x, y)
+    # Near one the digits are in what the square lacks of that.
+    is_near = (larger > 0.5) & (larger < 2)
+    near = jnp.where(is_near, larger, 1)
+    lack = (near - 1) * (near + 1) + jnp.where(is_near, smaller * smaller, 0)
+    size = jnp.where(is_near, 0.5 * jnp.log1p(lack), jnp.log(_magnitude(x, y)))
+    return _Complex(size, jnp.arctan2(y, x))
+
+
+def _root(x: Any, y: Any) -> _Complex:
+    half = jnp.sqrt((abs(x) + _magnitude(x, y)) / 2)
+    other = jnp.where(half > 0, abs(y) / jnp.where(half > 0, 2 * half, 1), 0)
+    sign = jnp.where(y < 0, -1, 1).astype(y.dtype)
+    return _Complex(jnp.where(x >= 0, half, other), sign * jnp.where(x >= 0, other, half))
+
+
+def _hyperbolic_tangent(x: Any, y: Any) -> _Complex:
+    real, imag = jnp.tanh(x), jnp.tan(y)
+    size = 1 + real * real * imag * imag
+    return _Complex(real * (1 + imag * imag) / size, imag * (1 - real * real) / size)
+
+
+def _tangent(x: Any, y: Any) -> _Complex:
+    turned = _hyperbolic_tangent(y, x)
+    return _Complex(turned.imag, turned.real)
+
+
+def _sign(x: Any, y: Any) -> _Complex:
+    size = _magnitude(x, y)
+    divisor = jnp.where(size > 0, size, 1)
+    return _Complex(x / divisor, y / divisor)
+
+
+def _power(equation: JaxprEqn, x: Number, y: Number) -> _Complex:
+    full = _full(x)
+    return _exponential(equation, _times(_logarithm(full.real, full.imag), _number(y)))
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "real": lambda equation, x: _full(x).real,
+    "imag": lambda equation, x: _full(x).imag,
+    "complex": lambda equation, x, y: _Complex(x, y),
+    "conj": lambda equation, x: _Complex(_number(x).real, _of_parts(operator.neg, _number(x)).imag),
+    "abs": _of_number(_magnitude),
+    "sign": _of_number(_sign),
+    "div": lambda equation, x, y: _quotient(_number(x), _number(y)),
+    "exp": _exponential,
+    "log": _of_number(_logarithm),
+    "sqrt": _of_number(_root),
+    "pow": _power,
+    "sin": _of_number(lambda x, y: _Complex(jnp.sin(x) * jnp.cosh(y), jnp.cos(x) * jnp.sinh(y))),
+    "cos": _of_number(lambda x, y: _Complex(jnp.cos(x) * jnp.cosh(y), -jnp.sin(x) * jnp.sinh(y))),
+    "sinh": _of_number(lambda x, y: _Complex(jnp.sinh(x) * jnp.cos(y), jnp.cosh(x) * jnp.sin(y))),
+    "cosh": _of_number(lambda x, y: _Complex(jnp.cosh(x) * jnp.cos(y), jnp.sinh(x) * jnp.sin(y))),
+    "tan": _of_number(_tangent),
+    "tanh": _of_number(_hyperbolic_tangent),
+    "is_finite": _of_number(lambda x, y: jnp.isfinite(x) & jnp.isfinite(y)),
+}
