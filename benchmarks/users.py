@@ -7,6 +7,7 @@ and Jacobi's iterations as the operations of the usual algorithm.
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +52,10 @@ def every() -> Iterator[Program]:
     yield _program("lattice-boltzmann/n9", collided, ((9,),), 9, 2 * 2 * 81 + 40)
     yield _program("option/n5", jax.jacfwd(jax.jacfwd(option)), ((5,),), 25, 300)
     yield _program("quantile/n2", quantile, ((2,),), 1, 40)
+    # The field is complex: of two numbers at each of its nodes, and the results are.
+    oscillating = _program("helmholtz/tet2", helmholtz, ((10, 3), (10,), (10,)), 30, 2900)
+    yield replace(oscillating, given=lambda x, u, c: (x, jax.lax.complex(u, c), c))
+    yield _program("reflection/n8", reflected, ((8,), (8,)), 2, 8 * (80 + 4 * 16) + 40)
     for n in (2, 3, 4, 5):
         yield _program(f"solve/n{n}", solved, ((n, n), (n,)), n, 2 * n**3 // 3 + 2 * n**2)
 
@@ -395,3 +400,29 @@ def option(x: Array) -> Array:
 def quantile(x: Array) -> Array:
     """Of a normal distribution."""
     return x[1] + 2 * jax.scipy.special.ndtri(0.5 + 0.49 * x[0])
+
+
+def helmholtz(x: Array, u: Array, c: Array) -> Array:
+    """A wave in a medium that damps it, on a tetrahedron whose nodes are anywhere."""
+    B, G, w = _table(4, 10), _table(4, 10, 3), np.abs(_table(4))
+    jacobian = 4 * np.eye(3) + jnp.einsum("qid,ic->qcd", G, x) / 4
+    volume = w * jnp.linalg.det(jacobian)
+    gradients = jnp.einsum("qid,qdc->qic", G, jnp.linalg.inv(jacobian))
+    stiff = jnp.einsum("qic,qc,q->i", gradients, jnp.einsum("qic,i->qc", gradients, u), volume)
+    return stiff - (2 + 0.3j) * B.T @ (volume * (2 + B @ c) * (B @ u))
+
+
+def reflected(index: Array, thickness: Array) -> Array:
+    """What layers of glass reflect and let through, by their transfer matrices."""
+    n = 1.5 + 0.4 * index + 0.01j
+    phase = 6 * n * (1 + thickness)
+    sine, cosine = jnp.sin(phase), jnp.cos(phase)
+    layers = jnp.stack([jnp.stack([cosine, 1j * sine / n]), jnp.stack([1j * n * sine, cosine])])
+
+    def through(whole: Array, layer: Array) -> tuple[Array, None]:
+        return whole @ layer, None
+
+    (a, b), (c, d) = jax.lax.scan(through, jnp.eye(2) + 0j, jnp.moveaxis(layers, -1, 0))[0]
+    both = a + 1.5 * b + c + 1.5 * d
+    sizes = jnp.abs(jnp.stack([a + 1.5 * b - c - 1.5 * d, 2 + 0j * a]) / both)
+    return sizes**2

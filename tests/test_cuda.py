@@ -805,3 +805,42 @@ def test_vmap_adds_a_batch_axis() -> None:
     want = _apply(jnp.einsum, b, d, u)
     for got, factor in zip(mapped(us), (1.0, 2.0, -1.0), strict=True):
         np.testing.assert_allclose(got, factor * want, rtol=1e-10, atol=1e-9)
+
+
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_complex_arrays_of_a_program_of_real_numbers(dtype: Any) -> None:
+    """Batched, shared and gathered operands, results of elements, and sums over these."""
+    random, table = np.random.default_rng(0), np.random.default_rng(1).standard_normal((6, 5))
+
+    def numbers(*shape: int) -> np.ndarray:
+        parts = random.standard_normal((2, *shape)).astype(dtype)
+        return parts[0] + np.asarray(1j, np.result_type(dtype, np.complex64)) * parts[1]
+
+    def function(u: Any, shared: Any, x: Any, v: Any) -> Any:
+        at_points = table.astype(dtype) @ (u + shared * x) / (2 + jnp.abs(v))
+        return table.T.astype(dtype) @ (at_points * jnp.abs(at_points)), jnp.conj(at_points)
+
+    elements, rows = 5_003, 211
+    index = random.integers(0, rows, (elements, 6))
+    operands = numbers(elements, 5), numbers(5), numbers(elements, 5).real, numbers(rows)
+
+    def fused(u: Any, shared: Any, x: Any, v: Any) -> Any:
+        in_axes = (0, None, 0, jm.gather(jnp.asarray(index)))
+        return jm.fuse(function, in_axes)(u, shared, x, v)
+
+    def plain(u: Any, shared: Any, x: Any, v: Any) -> Any:
+        return jax.vmap(function, (0, None, 0, 0))(u, shared, x, v[index])
+
+    def with_gradients(f: Any) -> Any:
+        def total(*xs: Any) -> Any:
+            return sum(jnp.mean(jnp.abs(y) ** 2) for y in f(*xs))
+
+        return jax.jit(lambda *xs: (f(*xs), jax.grad(total, (0, 1, 2, 3))(*xs)))(*operands)
+
+    assert jax.jit(fused).lower(*operands).as_text().count("jaxmagma_cuda") == 1
+    results = zip(*map(jax.tree.leaves, map(with_gradients, (fused, plain))), strict=True)
+    for got, want in results:
+        assert got.dtype == want.dtype
+        scale = float(jnp.max(jnp.abs(want)))
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e3 * np.finfo(dtype).eps * scale)

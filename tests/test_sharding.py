@@ -184,6 +184,24 @@ def test_sharded_tiles_are_gathered_and_right(operands: tuple[jax.Array, ...]) -
             assert_close(jax.jit(function(jm.einsum))(*sharded), function(jnp.einsum)(*operands))
 
 
+@pytest.mark.usefixtures("standard_promotion")
+def test_complex_operands_of_a_program_of_real_numbers(getkey: GetKey) -> None:
+    mesh = make_mesh(d=8)
+    B = np.asarray(normal(getkey(), (6, 5)))
+    x, *parts = (normal(getkey(), (8 * 40, n)) for n in (6, 5, 5))
+
+    def total(over: Callable[..., Any]) -> Callable[..., Any]:
+        def evaluate(u: jax.Array, x: jax.Array) -> Any:
+            return jnp.sum(over(lambda u, x: B.T @ (jnp.abs(B @ u) ** 2 * x))(u, x) ** 2)
+
+        return jax.value_and_grad(evaluate, (0, 1))
+
+    operands = jax.lax.complex(*parts), x
+    sharded = put(mesh, operands, P("d"), P("d"))
+    assert collectives(total(jm.fuse), *sharded) == {"all-reduce": 1}
+    assert_close(jax.jit(total(jm.fuse))(*sharded), total(jax.vmap)(*operands))
+
+
 def test_two_batch_axes_on_two_mesh_axes(getkey: GetKey) -> None:
     mesh = make_mesh(a=4, b=2)
     spec = "feij,ejk->feki"
