@@ -830,7 +830,8 @@ def test_complex_arrays_of_a_program_of_real_numbers(dtype: Any) -> None:
         return jm.fuse(function, in_axes)(u, shared, x, v)
 
     def plain(u: Any, shared: Any, x: Any, v: Any) -> Any:
-        return jax.vmap(function, (0, None, 0, 0))(u, shared, x, v[index])
+        with jax.default_matmul_precision("highest"):
+            return jax.vmap(function, (0, None, 0, 0))(u, shared, x, v[index])
 
     def with_gradients(f: Any) -> Any:
         def total(*xs: Any) -> Any:
