@@ -60,8 +60,7 @@ UNSUPPORTED: dict[str, tuple[Function, str, bool]] = {
     "long scan": (
         lambda a: jax.lax.scan(lambda c, _: (jnp.sin(c @ a) / 3, None), a, None, 99)[0], "99", True
     ),
-    "lgamma": (lambda a: jax.lax.lgamma(1 + a * a) @ a, "lgamma", True),
-    "inverse of erf": (lambda a: jax.lax.erf_inv(jnp.tanh(a)) @ a, "erf_inv", True),
+    "incomplete gamma": (lambda a: jax.lax.igamma(2 + a * a, 1 + a * a) @ a, "igamma", True),
     "log-sum-exp so far": (lambda a: jax.lax.cumlogsumexp(a @ a), "cumlogsumexp", True),
     "convolution": (lambda a: jnp.convolve(a[0], a[1]) * a[0, 0], "convolution of", True),
     "top k": (lambda a: jax.lax.top_k(jnp.tile(a @ a, 20), 9)[0] * 2, "9 largest of 60", True),
@@ -77,7 +76,6 @@ UNSUPPORTED: dict[str, tuple[Function, str, bool]] = {
     "table": (lambda a: jnp.interp(a, np.arange(40.0), np.ones(40)), "lt_to|int|scan|search", True),
     "median": (lambda a: jnp.median(jnp.tile(a @ a, 4)), "sort", True),
     "sign bit": (lambda a: jnp.copysign(a @ a, a), "bitcast", True),
-    "digamma": (lambda a: jax.scipy.special.digamma(1 + a * a), "digamma", True),
     "Bessel function": (lambda a: jnp.i0(a) @ a, "bessel", True),
     "window": (
         lambda a: jax.lax.reduce_window(a, 0.0, jax.lax.add, (2, 2), (1, 1), "SAME"), "window", True
@@ -126,7 +124,7 @@ def test_reason_names_the_operation_and_the_line(name: str, matrices: jax.Array)
 
 
 def test_what_is_before_and_behind_stays_fused(matrices: jax.Array) -> None:
-    function = jm.fuse(lambda a: jnp.tanh(jax.lax.lgamma(jnp.sin(a @ a))) @ a)
+    function = jm.fuse(lambda a: jnp.tanh(jax.lax.bessel_i0e(jnp.sin(a @ a))) @ a)
     assert len(programs(function, matrices)) == 2
     with plain_calls() as calls:
         jax.eval_shape(function, matrices)

@@ -16,9 +16,9 @@ from jaxmagma.programs.functions import COMPARISONS
 
 
 # Equations with a derivative that is not that of the operations they are read as: rules of the
-# user's own, reductions that share a derivative among equal values, bounds that have none,
-# factorisations by iteration or of matrices of which one triangle is read, and loops that have no
-# reverse one.
+# user's own, reductions that share a derivative among equal values, bounds that have none, what is
+# approximated piece by piece, factorisations by iteration or of matrices of which one triangle is
+# read, and loops that have no reverse one.
 OWN_DERIVATIVE = {
     "custom_jvp_call",
     "custom_vjp_call",
@@ -31,6 +31,9 @@ OWN_DERIVATIVE = {
     "clamp",
     "scatter-mul",
     "scatter_mul",
+    "lgamma",
+    "digamma",
+    "erf_inv",
     "cholesky",
     "custom_linear_map",
     "custom_linear_solve",

@@ -45,7 +45,7 @@ MOST_UPDATES = 4
 _UNCHANGED = {"copy", "convert_element_type", "optimization_barrier", "stop_gradient"}
 _POINTWISE = POINTWISE.keys() | _UNCHANGED
 # Those that kernels do not know: there would be some before and behind them.
-_POINTWISE_ON_CPU = _POINTWISE | {"bessel_i0e", "bessel_i1e", "digamma", "erf_inv", "lgamma"}
+_POINTWISE_ON_CPU = _POINTWISE | {"bessel_i0e", "bessel_i1e"}
 _COMPUTED_ON_CPU = _POINTWISE_ON_CPU - _UNCHANGED
 _MOVES = {"broadcast_in_dim", "pad", "reshape", "rev", "squeeze", "transpose"}
 _PARTS = {"slice", "split", "unstack"}

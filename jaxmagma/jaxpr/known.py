@@ -30,14 +30,14 @@ from jaxmagma.jaxpr.rules import ELSEWHERE, NESTED, RULES
 _PURE = frozenset(
     """
     acos acosh asin asinh atan atanh approx_top_k bessel_i0e bessel_i1e bitcast_convert_type clz
-    complex conj conv_general_dilated copy cumlogsumexp digamma eig erf_inv fft geqrf
-    householder_product igamma igammac igamma_grad_a imag iota lgamma nextafter not platform_index
-    population_count polygamma random_bits random_clone random_fold_in random_gamma random_seed
-    random_unwrap random_wrap real reduce reduce_window reduce_window_max reduce_window_min
-    reduce_window_sum reduce_xor regularized_incomplete_beta rng_bit_generator scatter-max
-    scatter-min scatter_max scatter_min schur select_and_gather_add select_and_scatter_add
-    shift_left shift_right_arithmetic shift_right_logical threefry2x32 top_k tridiagonal
-    tridiagonal_solve zeta
+    complex conj conv_general_dilated copy cumlogsumexp eig fft geqrf householder_product igamma
+    igammac igamma_grad_a imag iota nextafter not platform_index population_count random_bits
+    random_clone random_fold_in random_gamma random_seed random_unwrap random_wrap real reduce
+    reduce_window reduce_window_max reduce_window_min reduce_window_sum reduce_xor
+    regularized_incomplete_beta rng_bit_generator scatter-max scatter-min scatter_max
+    scatter_min schur select_and_gather_add select_and_scatter_add shift_left
+    shift_right_arithmetic shift_right_logical threefry2x32 top_k tridiagonal tridiagonal_solve
+    zeta
     """.split()
 )
 

@@ -4,12 +4,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from jax.extend.core import JaxprEqn
 from jax.lax import AccuracyMode, RoundingMethod
 
-from jaxmagma.jaxpr.equations import Rule, anything, nothing, one_of
+from jaxmagma.jaxpr import special
+from jaxmagma.jaxpr.equations import Rule, anything, aval, nothing, one_of
 from jaxmagma.programs.functions import FUNCTIONS
-from jaxmagma.programs.powers import integer_power
+from jaxmagma.programs.powers import integer_power, polynomial
 
 
 Emit = Callable[..., Any]  # (function, operands...) -> value
@@ -28,14 +30,6 @@ def _select(emit: Emit, which: Any, *cases: Any) -> Any:
     return made
 
 
-def _polynomial(emit: Emit, x: Any, *coefficients: Any) -> Any:
-    """By Horner's rule, the constant coefficient first."""
-    *others, made = coefficients
-    for coefficient in reversed(others):
-        made = emit("add", emit("mul", made, x), coefficient)
-    return made
-
-
 # How accurate a function is to be. Ours are as accurate as they get, to a few units in the last
 # place; a tolerance may ask for more.
 _ACCURACY = {"accuracy": one_of(None, AccuracyMode.DEFAULT, AccuracyMode.HIGHEST)}
@@ -46,12 +40,18 @@ def _function(name: str, operands: int) -> Rule:
     return Rule(lambda emit, *xs: emit(name, *xs), (), knows, operands)
 
 
+SPECIAL: dict[str, Rule] = {
+    "lgamma": Rule(special.lgamma, operands=1),
+    "digamma": Rule(special.digamma, operands=1),
+    "polygamma": Rule(special.polygamma, operands=2),
+    "erf_inv": Rule(special.erf_inv, operands=1),
+}
 # By the name of the primitive; ``read`` gets ``emit``, the operands and what it heeds.
 POINTWISE: dict[str, Rule] = {
     **{name: _function(name, x.operands) for name, x in FUNCTIONS.items()},
     "integer_pow": Rule(integer_power, ("y",), {"mul_impl": nothing}),
     "log2": Rule(lambda emit, x: emit("mul", emit("log", x), math.log2(math.e)), (), _ACCURACY),
-    "polynomial": Rule(_polynomial, (), {"unroll": anything}),
+    "polynomial": Rule(lambda emit, x, *ks: polynomial(emit, x, ks), (), {"unroll": anything}),
     "keep_digits": Rule(
         lambda emit, x, like: emit("common_digits", x, like), ("like",), operands=1
     ),
@@ -61,7 +61,10 @@ POINTWISE: dict[str, Rule] = {
     "clamp": Rule(lambda emit, low, x, high: emit("min", emit("max", x, low), high)),
     "select_n": Rule(_select),
     "round": Rule(_round, ("rounding_method",)),
+    **SPECIAL,
 }
+# What is read by the dtype of the result, too.
+_OF_A_DTYPE = {"erf_inv"}
 
 
 def pointwise(equation: JaxprEqn, emit: Emit, operands: Sequence[Any]) -> Any | None:
@@ -70,4 +73,7 @@ def pointwise(equation: JaxprEqn, emit: Emit, operands: Sequence[Any]) -> Any | 
     if rule is None:
         return None
     rule.check(equation)
-    return rule.read(emit, *operands, **{key: equation.params[key] for key in rule.heeds})
+    heeded = {key: equation.params[key] for key in rule.heeds}
+    if equation.primitive.name in _OF_A_DTYPE:
+        heeded["dtype"] = np.dtype(aval(equation.outvars[0]).dtype)
+    return rule.read(emit, *operands, **heeded)

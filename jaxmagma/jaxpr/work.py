@@ -10,15 +10,16 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxmagma.jaxpr.calls import inner_jaxpr
 from jaxmagma.jaxpr.equations import aval, is_extended, nested
-from jaxmagma.jaxpr.pointwise import POINTWISE
+from jaxmagma.jaxpr.pointwise import POINTWISE, SPECIAL
 from jaxmagma.programs.functions import LONG
 
 
 # Multiplications, as it were, in one kernel: it compiles in a second or two
 # (benchmarks/results/spellings-epyc.txt).
 MOST_WORK = 4096
-# What one value takes of a long function, of a quotient or a root, and of anything else.
-_LONG, _QUOTIENT, _USUAL = 16, 8, 1
+# What one value takes of a function that is tens of operations and more, of a long one, of a
+# quotient or a root, and of anything else.
+_SPECIAL, _LONG, _QUOTIENT, _USUAL = 128, 16, 8, 1
 _QUOTIENTS = {"div", "rsqrt", "sqrt"}
 _FACTORISATIONS = {"cholesky", "householder_product", "lu", "qr", "triangular_solve"}
 _ITERATIONS = {"eigh", "svd"}
@@ -55,4 +56,6 @@ def _of_equation(equation: JaxprEqn) -> int:
         return sum(math.prod(aval(x).shape) for x in equation.invars)
     if name not in POINTWISE:  # it moves values, and is read all the same
         return 1
+    if name in SPECIAL:
+        return values * _SPECIAL
     return values * (_LONG if name in LONG else _QUOTIENT if name in _QUOTIENTS else _USUAL)

@@ -3,7 +3,7 @@
 ``x ** jnp.arange(n)`` are the monomials of a polynomial, each of which is a product of others.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -87,3 +87,11 @@ def integer_power(emit: Callable[..., Any], base: Any, y: int) -> Any:
         if y:
             base = emit("mul", base, base)
     return 1.0 if result is None else result
+
+
+def polynomial(emit: Callable[..., Any], x: Any, coefficients: Sequence[Any]) -> Any:
+    """By Horner's rule, the constant coefficient first."""
+    *others, made = coefficients
+    for coefficient in reversed(others):
+        made = emit("add", emit("mul", made, x), coefficient)
+    return made

@@ -1381,4 +1381,21 @@ def kept_precision(d: Draw) -> str:
     return f"lax.reduce_precision({x}.astype(jnp.{dtype}), {bits[0]}, {bits[1]})"
 
 
+@operation
+def of_the_gamma_function(d: Draw) -> str:
+    """Away from poles, where what is infinite differs from release to release."""
+    x = d.value("f")
+    functions = ["lax.lgamma", "lax.digamma", "lambda x: lax.polygamma(jnp.full_like(x, 1), x)"]
+    arguments = ["0.6 + abs(jnp.sin({}))", "-1.5 + jnp.sin({}) / 4"]
+    argument = d.pick("argument", arguments).format(x)
+    return f"({d.pick('function', functions)})({argument})"
+
+
+@operation
+def inverse_of_erf(d: Draw) -> str:
+    x = d.value("f")
+    functions = ["lax.erf_inv(jnp.sin({}) * 0.9)", "jax.scipy.special.ndtri(0.5 + jnp.sin({}) / 4)"]
+    return d.pick("function", functions).format(x)
+
+
 RARE = {"callback", "random_numbers", "linear_algebra", "fourier", "convolution", "bitcast"}
