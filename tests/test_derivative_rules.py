@@ -109,6 +109,10 @@ RULES: dict[str, tuple[Function, bool]] = {
     "scatter": (
         lambda x: x.at[np.array([0, 1])].multiply(matrix(x)[1:], unique_indices=True) * x, True
     ),
+    "best at places": (lambda x: x.at[np.array([0, 2, 2])].max(jnp.round(matrix(x))) * x, True),
+    "best at computed places": (
+        lambda x: jnp.zeros(2).at[(matrix(x) > 0).astype(int)].min(x)[:, None] * matrix(x), True
+    ),
     "custom_jvp": (lambda x: inner(matrix(x)) * x, True),
     "custom_jvp in custom_jvp": (lambda x: outer(matrix(x)) * x, True),
     # Which rules in loops JAX 0.10 loses is another matter for each order of modes.

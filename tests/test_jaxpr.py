@@ -165,6 +165,20 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "set beyond the end": (lambda a: a.at[7].set(1.0).at[-1].set(2.0), [(3,)]),
     "set a part": (lambda a: a.at[:2, 1].set(a[1:, 0]), [(3, 3)]),
     "add at places": (lambda a: a.at[np.array([0, 0, 2])].add(a), [(3, 2)]),
+    "maximum at places": (lambda a: a.at[np.array([0, 0, 9, -1])].max(2 * a), [(4, 2)]),
+    "minimum at clipped places": (
+        lambda a: (3 * a).at[np.array([0, 0, 9])].min(a, mode="clip"),
+        [(3, 2)],
+    ),
+    "maximum of truth values": (
+        lambda a: jnp.where((a > 0).at[np.array([2, 2])].max(a[:2] < 1), a, 2 * a),
+        [(3,)],
+    ),
+    "maximum in steps": (lambda a: jnp.zeros(36).at[1::3].max(a), [(12,)]),
+    "largest integers": (
+        lambda a: a[jnp.zeros(2, int).at[np.array([0, 0, 1])].max(jnp.argsort(a))],
+        [(3,)],
+    ),
     "multiply at a place": (lambda a: a.at[1, 0].multiply(a[0, 0]), [(2, 2)]),
     "set in what is known": (lambda a: jnp.eye(3).at[:2, :2].set(a), [(2, 2)]),
     "diagonal set": (lambda a: jnp.fill_diagonal(a, 2.0, inplace=False), [(3, 3)]),
@@ -325,7 +339,7 @@ def test_values_of_parameters_that_rules_know(
 
 
 @pytest.mark.parametrize("mode", ["clip", "fill", "promise_in_bounds"])
-@pytest.mark.parametrize("method", ["set", "add", "mul"])
+@pytest.mark.parametrize("method", ["set", "add", "mul", "max", "min"])
 def test_values_are_put_at_computed_places(mode: str, method: str) -> None:
     def function(x: Any, y: Any) -> Any:
         place = jnp.argmax(x, axis=-1)
@@ -335,6 +349,19 @@ def test_values_are_put_at_computed_places(mode: str, method: str) -> None:
     x, y = np.random.default_rng(0).normal(size=(2, 6, 3, 3))
     assert_close(jm.fuse(function)(x, y[:, 0]), jax.vmap(function)(x, y[:, 0]))
     assert len(read(function, (3, 3), (3,)).outputs) == 1
+
+
+@pytest.mark.parametrize("method", ["max", "min"])
+def test_the_best_of_several_values_at_one_place(method: str) -> None:
+    """At places that may be anywhere; a value that is no number stays where it is put."""
+
+    def function(x: Any, y: Any) -> Any:
+        return getattr((TABLE @ y)[:4].at[jnp.floor(x).astype(np.int32)], method)(x)
+
+    x, y = 2 * np.random.default_rng(0).normal(size=(2, 50, 6))
+    x[:9, 0], x[3, 1] = np.nan, np.inf
+    np.testing.assert_allclose(jm.fuse(function)(x, y), jax.vmap(function)(x, y), rtol=1e-12)
+    assert len(read(function, (6,), (6,)).outputs) == 1
 
 
 @pytest.mark.parametrize("fill", [0.0, 2.5, np.inf])

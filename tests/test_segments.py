@@ -80,7 +80,6 @@ UNSUPPORTED: dict[str, tuple[Function, str, bool]] = {
     "window": (
         lambda a: jax.lax.reduce_window(a, 0.0, jax.lax.add, (2, 2), (1, 1), "SAME"), "window", True
     ),
-    "largest at a place": (lambda a: a.at[0].max(0.5) @ a, "scatter", True),
     "many places": (lambda a: jnp.zeros((30, 20)).at[:3, :3].set(a) * 2, "600 places", True),
     "wider": (lambda a: jnp.arctan((a @ a).astype(np.complex128)).real @ a, "complex128", True),
     "callback": (

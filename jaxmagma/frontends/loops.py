@@ -53,7 +53,10 @@ _JOINS = {"concatenate", "stack"}
 # At places that are computed. A kernel looks at each there is; these go to the one, but for updates
 # on a GPU, which wait for each other.
 _LOOKUPS = {"gather", "dynamic_slice"}
-_UPDATES = {"scatter", "scatter-add", "scatter_add", "scatter-sub", "scatter_sub"}
+_UPDATES = {
+    *("scatter", "scatter-add", "scatter_add", "scatter-sub", "scatter_sub"),
+    *("scatter-max", "scatter_max", "scatter-min", "scatter_min"),
+}
 _PLACES = {"argmax", "argmin"}
 _COMPOSITE = "call_hi_primitive"
 _SUMS = _PLACES | {f"reduce_{x}" for x in ("and", "max", "min", "or", "prod", "sum")}

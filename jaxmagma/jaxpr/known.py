@@ -34,10 +34,9 @@ _PURE = frozenset(
     igammac igamma_grad_a imag iota nextafter not platform_index population_count random_bits
     random_clone random_fold_in random_gamma random_seed random_unwrap random_wrap real reduce
     reduce_window reduce_window_max reduce_window_min reduce_window_sum reduce_xor
-    regularized_incomplete_beta rng_bit_generator scatter-max scatter-min scatter_max
-    scatter_min schur select_and_gather_add select_and_scatter_add shift_left
-    shift_right_arithmetic shift_right_logical threefry2x32 top_k tridiagonal tridiagonal_solve
-    zeta
+    regularized_incomplete_beta rng_bit_generator schur select_and_gather_add
+    select_and_scatter_add shift_left shift_right_arithmetic shift_right_logical threefry2x32
+    top_k tridiagonal tridiagonal_solve zeta
     """.split()
 )
 

@@ -19,8 +19,9 @@ _EXACT = frozenset(
     """
     neg abs sign floor ceil round max min rem clamp select_n inverse_binade keep_digits
     broadcast_in_dim reshape squeeze transpose rev slice dynamic_slice concatenate stack unstack
-    split pad tile gather dynamic_update_slice scatter reduce_max reduce_min cummax cummin sort
-    copy copy_p stop_gradient optimization_barrier
+    split pad tile gather dynamic_update_slice scatter scatter-max scatter_max scatter-min
+    scatter_min reduce_max reduce_min cummax cummin sort copy copy_p stop_gradient
+    optimization_barrier
     """.split()
 )
 

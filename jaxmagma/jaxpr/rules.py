@@ -52,13 +52,12 @@ def _does(name: str) -> Callable[[Any], bool]:
 
 
 def _scattering(function: str | None) -> Rule:
+    truth = function in (None, "max", "min")
     knows = _PLACES | {
         "update_jaxpr": _does(function) if function else nothing,
         "update_consts": one_of(()),
     }
-    return Rule(
-        indexing.scatter(function), ("dimension_numbers", "mode"), knows, 3, truth=function is None
-    )
+    return Rule(indexing.scatter(function), ("dimension_numbers", "mode"), knows, 3, truth)
 
 
 _MOVE = {"sharding": nothing}
@@ -126,6 +125,10 @@ RULES: dict[str, Rule] = {
     "scatter_sub": _scattering("sub"),
     "scatter-mul": _scattering("mul"),
     "scatter_mul": _scattering("mul"),
+    "scatter-max": _scattering("max"),
+    "scatter_max": _scattering("max"),
+    "scatter-min": _scattering("min"),
+    "scatter_min": _scattering("min"),
     "reduce_sum": Rule(contractions.reduce_sum, ("axes",), _SUM, operands=1),
     "reduce_max": Rule(reductions.reduction("max"), ("axes",), _SUM, operands=1),
     "reduce_min": Rule(reductions.reduction("min"), ("axes",), _SUM, operands=1),

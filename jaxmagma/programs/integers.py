@@ -173,7 +173,9 @@ _FIRST, _ANY = _among(0), _among(slice(None))
 _MOVES: dict[str, Rule] = {
     "select_n": _among(slice(1, None)),
     "dynamic_update_slice": _among(0, 1),
-    "scatter": _among(0, 2),
+    **dict.fromkeys(
+        ("scatter", "scatter-max", "scatter_max", "scatter-min", "scatter_min"), _among(0, 2)
+    ),
     **dict.fromkeys(("clamp", "concatenate", "stack", "pad", "sort", "optimization_barrier"), _ANY),
     **dict.fromkeys(
         """

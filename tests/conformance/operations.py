@@ -1398,4 +1398,16 @@ def inverse_of_erf(d: Draw) -> str:
     return d.pick("function", functions).format(x)
 
 
+@operation
+def best_at_places(d: Draw) -> str:
+    x = d.value("fib", rank=(1, 2), least=1)
+    count = d.integer(1, 3)
+    updates = d.like(x, shape=(count, *x.shape[1:]))
+    known = f"np.array({[d.integer(-2, x.shape[0]) for _ in range(count)]})"
+    mapped = d.like(x, "i", (count,))
+    places = d.pick("places", [known, mapped])
+    method, mode = d.pick("method", ["max", "min"]), d.pick("mode", ["drop", "clip"])
+    return f"{x}.at[{places}].{method}({updates}, mode={mode!r})"
+
+
 RARE = {"callback", "random_numbers", "linear_algebra", "fourier", "convolution", "bitcast"}
