@@ -23,6 +23,11 @@ B = np.random.default_rng(0).uniform(-1, 1, (6, 5))
 
 Case = tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]
 
+
+def places(x: jax.Array) -> jax.Array:
+    return jnp.clip((4 * x).astype(int), 0, 3)
+
+
 LOOPS: dict[str, Case] = {
     "weno": (users.weno, ((20,),)),
     "limiter": (users.limited, ((20,),)),
@@ -36,6 +41,7 @@ LOOPS: dict[str, Case] = {
     "a matrix of a table": (users.material, ((), (3,))),
     "a small product": (lambda a, x: a @ x - 1.0, ((3, 3), (3,))),
     "an update": (lambda x: x.at[jnp.argmax(x)].set(0.0), ((20,),)),
+    "a histogram": (lambda x: jnp.zeros(4).at[places(x)].add(x), ((10,),)),
     "second differences": (lambda x: jnp.pad(x, 1)[2:] - 2.0 * x + jnp.pad(x, 1)[:-2], ((8,),)),
 }
 LOOPS |= {
@@ -78,6 +84,14 @@ KERNELS: dict[str, Case] = {
         ((3,),),
     ),
     "taken apart again": (lambda x, y: jnp.cross(x, jnp.cross(x, y)), ((3,), (3,))),
+    "a histogram of functions of a library": (
+        lambda x: jnp.zeros(4).at[places(x)].add(jnp.sin(x)),
+        ((10,),),
+    ),
+    "a histogram of few places": (
+        lambda x: jnp.zeros(2).at[jnp.clip(places(x), 0, 1)].add(x),
+        ((10,),),
+    ),
     "several short sums": (lambda x: x / x.sum() + (x * x).sum() * x - x.max(), ((9,),)),
     "a lookup in itself": (lambda x: x[jnp.floor(4.0 * x[0] - 2.0).astype(int)] * x, ((5,),)),
     "updates at places that are known": (lambda x: x.at[np.arange(0, 9, 2)].set(0.0), ((20,),)),

@@ -39,8 +39,10 @@ MOST_SUMS = 2
 SHORT = 16
 # On a GPU so many values at most for each of the result, where they are components.
 MOST_READ = 2
-# So many values are put at a place that is computed, at most.
+# So many values are put at a place that is computed, at most; or any number, at one of places that
+# have so many bytes at least, for a kernel looks at each place.
 MOST_UPDATES = 4
+LEAST_PLACES = 32
 
 _UNCHANGED = {"copy", "convert_element_type", "optimization_barrier", "stop_gradient"}
 _POINTWISE = POINTWISE.keys() | _UNCHANGED
@@ -287,9 +289,16 @@ def _is_product_with_table(line: Line) -> bool:
 
 
 def _is_at_few_places(line: Line) -> bool:
-    """Whether values are looked up, or put, at places that are computed: few, if they are put."""
+    """Whether values are looked up, or put, at places that are computed.
+
+    If they are put, these are few values, or many places.
+    """
     whole, *where = line.kinds
     if line.equation.primitive.name in _UPDATES:
-        few = math.prod(aval(line.equation.invars[2]).shape) <= MOST_UPDATES
-        return few and where[0] == Kind.MAPPED
+        given, _, updates = (aval(x) for x in line.equation.invars)
+        numbers = line.equation.params["dimension_numbers"]
+        places = math.prod(given.shape[n] for n in numbers.scatter_dims_to_operand_dims)
+        are_many = places * given.dtype.itemsize >= LEAST_PLACES
+        few = math.prod(updates.shape) <= MOST_UPDATES
+        return (few or are_many) and where[0] == Kind.MAPPED
     return whole != Kind.MAPPED and max(where) == Kind.MAPPED

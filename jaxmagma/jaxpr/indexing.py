@@ -368,11 +368,13 @@ def _scatter_computed(
         raise Unsupported(f"{name} at {index.size} of {shape[axis]} places, which are computed")
     pieces: list[Read] = list(reader.pieces(x, [axis]))
     output, tile = labels.replace(labels[axis], ""), (*shape[:axis], *shape[axis + 1 :])
+    last = shape[axis] - 1
+    low, high = reader.bounds(where, np.int32) or (-1, last + 1)
     for at in np.ndindex(*index.shape):
         own = "".join(named[n] for n in sorted(named))
         place = reader.relabel(index[at], own, output, tile)
-        if equation.params["mode"] == GatherScatterMode.CLIP:
-            place = reader.emit("min", reader.emit("max", place, 0.0), float(shape[axis] - 1))
+        if equation.params["mode"] == GatherScatterMode.CLIP and not (0 <= low and high <= last):
+            place = reader.emit("min", reader.emit("max", place, 0.0), float(last))
         own = "".join(names[n] for n in sorted(names))
         value = reader.relabel(values[at], own, output, tile)
         for k, old in enumerate(pieces):

@@ -1410,4 +1410,25 @@ def best_at_places(d: Draw) -> str:
     return f"{x}.at[{places}].{method}({updates}, mode={mode!r})"
 
 
+@operation
+def clipped_places(d: Draw) -> str:
+    """Integers made of numbers, between bounds that make some of the making needless."""
+    x = d.value("f", least=1)
+    dtype = d.pick("dtype", ["np.int32", "np.int8", "np.uint8", "int"])
+    low = d.integer(-2, 2) if "u" not in dtype else d.integer(0, 2)
+    clips = [
+        f"jnp.clip(k, {low}, {low + 3})",
+        f"jnp.maximum(jnp.minimum(k, {low + 3}), {low})",
+        f"jnp.minimum(k, {low + 3})",
+        f"lax.clamp(k.dtype.type({low}), k, k.dtype.type({low + 2}))",
+    ]
+    clipped = f"(lambda k: {d.pick('clip', clips)})(jnp.nan_to_num(3 * {x}).astype({dtype}))"
+    uses = [
+        "{}",
+        "jnp.arange(9.0)[{}]",
+        "(lambda k: jnp.zeros(4).at[k.ravel()].add(k.ravel() + 1.0))({})",
+    ]
+    return d.pick("used", uses).format(clipped)
+
+
 RARE = {"callback", "random_numbers", "linear_algebra", "fourier", "convolution", "bitcast"}
