@@ -46,6 +46,13 @@ from jaxmagma.programs.weights import has_weighted_sums, with_weights_inside
 # Of small matrices at a point, and of how many values at a point there may be.
 _LARGEST_MATRIX = 4
 _MOST_PIECES = 64
+# More operations are those of many points: windows of a few values had better stay what they are.
+_MANY_OPERATIONS = 2000
+# Extents of axes of which some operation takes a part, and of matrices that are multiplied at each
+# point, that are components; and those of what else were so many operations.
+_Sizes = tuple[int, int]
+_COMPONENTS: _Sizes = (MOST_COMPONENTS, _LARGEST_MATRIX)
+_FEW_COMPONENTS: _Sizes = (_LARGEST_MATRIX, 3)
 # A tensor of moduli, of four axes, has so many.
 _MOST_MODULI = 81
 # Of so many values at a point, those of a tensor of two axes, all elements may share a matrix.
@@ -58,6 +65,10 @@ def normal_form(program: ElementProgram) -> tuple[ElementProgram, tuple[int, ...
     program, kept = without_tables(program)
     program, kept = _with_weights_inside(with_axes_split(program), kept)
     rewritten, arguments = _rewritten(distributed(program))
+    if len(rewritten.operations) > _MANY_OPERATIONS:
+        whole, left = _rewritten(distributed(program), sizes=_FEW_COMPONENTS)
+        if len(whole.operations) * 2 < len(rewritten.operations):
+            rewritten, arguments = whole, left
     apart = with_matrices_apart(program)
     if apart is not program and (other := distributed(apart)) is not apart:
         made, left = _rewritten(other)
@@ -100,9 +111,12 @@ def _with_weights_inside(
 class _Axes(JoinedAxes):
     """Axes of values, those that are one joined, and which are component axes."""
 
-    def __init__(self, program: ElementProgram, moduli: bool = False) -> None:
+    def __init__(
+        self, program: ElementProgram, moduli: bool = False, sizes: _Sizes = _COMPONENTS
+    ) -> None:
         super().__init__()
         self.program = program
+        self._largest_part, self._largest_matrix = sizes
         self._apart: set[Axis] = set()
         numbered = list(enumerate(program.operations, start=len(program.inputs)))
         for number, operation in numbered:
@@ -159,7 +173,7 @@ class _Axes(JoinedAxes):
             extent = self.program.tiles[whole][axis]
             if (start, step, count) == (0, 1, extent) and position is not None:
                 self.join((whole, axis), (part, position))
-            elif 1 < extent <= MOST_COMPONENTS:
+            elif 1 < extent <= self._largest_part:
                 self._apart.add((whole, axis))
                 if position is not None:
                     self._apart.add((part, position))
@@ -195,7 +209,10 @@ class _Axes(JoinedAxes):
         if points:
             for value, labels in batched:
                 for axis, label in enumerate(labels):
-                    if self.program.tiles[value][axis] <= _LARGEST_MATRIX and label not in points:
+                    if (
+                        self.program.tiles[value][axis] <= self._largest_matrix
+                        and label not in points
+                    ):
                         yield self.root((value, axis))
 
     def _small_sums(self, product: Contract) -> Iterator[Axis]:
@@ -203,7 +220,7 @@ class _Axes(JoinedAxes):
         if len(product.terms) == 1 and product.output:
             ((value, labels),) = product.terms
             for axis, label in enumerate(labels):
-                small = self.program.tiles[value][axis] <= _LARGEST_MATRIX
+                small = self.program.tiles[value][axis] <= self._largest_matrix
                 if small and label not in product.output:
                     yield self.root((value, axis))
 
@@ -234,7 +251,7 @@ class _Axes(JoinedAxes):
         points, before = _points(product, batched), len(self._apart)
         for position, (value, labels) in enumerate(batched):
             others = set("".join(x for n, (_, x) in enumerate(batched) if n != position))
-            small = max(self.program.tiles[value], default=1) <= _LARGEST_MATRIX
+            small = max(self.program.tiles[value], default=1) <= self._largest_matrix
             if small and self.components(value) and others & set(product.output) - set(labels):
                 own = (n for n, label in enumerate(labels) if label not in points)
                 self._apart.update(self.root((value, n)) for n in own)
@@ -268,10 +285,10 @@ def _points(product: Contract, batched: Terms) -> set[str]:
 
 
 def _rewritten(
-    program: ElementProgram, axes: _Axes | None = None
+    program: ElementProgram, axes: _Axes | None = None, sizes: _Sizes = _COMPONENTS
 ) -> tuple[ElementProgram, tuple[int, ...]]:
     """The program with components taken apart, and which arguments are left."""
-    axes = axes or _Axes(program)
+    axes = axes or _Axes(program, sizes=sizes)
     builder = Builder(program.batch_rank, program.precision, summing=False)
     whole: dict[int, int] = {}  # inputs, what is gathered, and what came through dense tables
     numbers: dict[int, int] = {}
