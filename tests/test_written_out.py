@@ -14,6 +14,7 @@ from jaxmagma.frontends.closed import closed_forms
 from jaxmagma.frontends.written_out import rolled
 from jaxmagma.programs.normal import normal_form
 from tests.jaxprs import programs
+from tests.references import both
 
 
 RNG = np.random.default_rng(0)
@@ -194,7 +195,7 @@ def test_what_is_no_loop_is_left_alone(function: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("function", [*LOOPS, *NO_LOOPS, taken_apart])
 def test_values(function: Callable[..., Any]) -> None:
-    found, wanted = (jax.jit(f(function))(NODES, FIELD, DENSITY) for f in (jm.fuse, jax.vmap))
+    found, wanted = both(lambda f: f(function), NODES, FIELD, DENSITY)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_allclose(one, other, 1e-11, 1e-12)
@@ -202,20 +203,17 @@ def test_values(function: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("function", [energy, chosen, stacked, within])
 def test_derivatives(function: Callable[..., Any]) -> None:
-    def total(mapped: Callable[..., Any], nodes: Any, field: Any, density: Any) -> Any:
-        return jnp.sum(jnp.sin(mapped(function)(nodes, field, density)))
+    def derivatives(mapped: Callable[..., Any]) -> Callable[..., Any]:
+        def total(*arguments: Any) -> Any:
+            return jnp.sum(jnp.sin(mapped(function)(*arguments)))
 
-    arguments = NODES, FIELD, DENSITY
-    found, wanted = (
-        jax.grad(total, (1, 2, 3))(mapped, *arguments) for mapped in (jm.fuse, jax.vmap)
-    )
-    for one, other in zip(found, wanted, strict=True):
+        def tangent(nodes: Any, field: Any, density: Any) -> Any:
+            return jax.jvp(lambda x: mapped(function)(x, field, density), (nodes,), (field,))[1]
+
+        return lambda *x: (*jax.grad(total, (0, 1, 2))(*x), tangent(*x))
+
+    for one, other in zip(*both(derivatives, NODES, FIELD, DENSITY), strict=True):
         np.testing.assert_allclose(one, other, 1e-10, 1e-11)
-    found, wanted = (
-        jax.jvp(lambda x, f=mapped: f(function)(x, FIELD, DENSITY), (NODES,), (FIELD,))[1]
-        for mapped in (jm.fuse, jax.vmap)
-    )
-    np.testing.assert_allclose(found, wanted, 1e-10, 1e-11)
 
 
 def test_is_the_program_of_a_mapped_function() -> None:
@@ -254,7 +252,7 @@ def test_without_jit() -> None:
 def test_what_is_not_a_number() -> None:
     field = FIELD.copy()
     field[1, 2, 0] = np.nan
-    found, wanted = (jax.jit(f(stacked))(NODES, field, DENSITY) for f in (jm.fuse, jax.vmap))
+    found, wanted = both(lambda f: f(stacked), NODES, field, DENSITY)
     np.testing.assert_array_equal(np.isnan(found), np.isnan(wanted))
     np.testing.assert_allclose(found, wanted, 1e-10, 1e-11)
 
@@ -324,10 +322,9 @@ def test_strain_matrices(what: Callable[..., Any], strains: Callable[..., Any]) 
     if strains is stacked_rows:
         (other,) = programs(jm.fuse(lambda *x: what(put, *x)), NODES, FIELD)
         assert normal_form(program)[0] == normal_form(other)[0]
-    for mapped in (lambda f: f, lambda f: jax.grad(lambda *x: jnp.sum(jnp.sin(f(*x))), (0, 1))):
-        found, wanted = (
-            jax.tree.leaves(jax.jit(f(mapped(function)))(NODES, FIELD)) for f in (jm.fuse, jax.vmap)
-        )
+    gradient = jax.grad(lambda *x: jnp.sum(jnp.sin(function(*x))), (0, 1))
+    for own in (function, gradient):
+        found, wanted = map(jax.tree.leaves, both(lambda f, own=own: f(own), NODES, FIELD))
         for one, other in zip(found, wanted, strict=True):
             np.testing.assert_allclose(one, other, 1e-10, 1e-11)
 
@@ -338,12 +335,10 @@ def test_derivatives_stay_small() -> None:
     def function(nodes: Any, field: Any) -> Any:
         return jnp.sum(jnp.sin(stiffness(put, nodes, field) @ field.reshape(24)))
 
-    (program,) = programs(jm.fuse(jax.grad(function, (0, 1))), NODES, FIELD)
+    gradient = jax.grad(function, (0, 1))
+    (program,) = programs(jm.fuse(gradient), NODES, FIELD)
     assert len(normal_form(program)[0].operations) < 1500
-    found, wanted = (
-        jax.jit(f(jax.grad(function, (0, 1))))(NODES, FIELD) for f in (jm.fuse, jax.vmap)
-    )
-    for one, other in zip(found, wanted, strict=True):
+    for one, other in zip(*both(lambda f: f(gradient), NODES, FIELD), strict=True):
         np.testing.assert_allclose(one, other, 1e-10, 1e-11)
 
 
@@ -356,6 +351,6 @@ def test_places_in_steps_that_are_not_numbers() -> None:
 
     u, v = RNG.uniform(-1, 1, (2, 4, 6))
     u[1, 3], v[2, 0], v[3, 1] = np.nan, np.inf, np.nan
-    found, wanted = (jax.jit(f(function))(u, v) for f in (jm.fuse, jax.vmap))
+    found, wanted = both(lambda f: f(function), u, v)
     for one, other in zip(found, wanted, strict=True):
         np.testing.assert_allclose(one, other, 1e-13)
