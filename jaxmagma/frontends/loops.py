@@ -301,4 +301,4 @@ def _is_at_few_places(line: Line) -> bool:
         are_many = places * given.dtype.itemsize >= LEAST_PLACES
         few = math.prod(updates.shape) <= MOST_UPDATES
         return (few or are_many) and where[0] == Kind.MAPPED
-    return whole != Kind.MAPPED and max(where) == Kind.MAPPED
+    return whole != Kind.MAPPED and max(where) != Kind.KNOWN
