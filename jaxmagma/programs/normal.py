@@ -47,7 +47,7 @@ from jaxmagma.programs.weights import has_weighted_sums, with_weights_inside
 _LARGEST_MATRIX = 4
 _MOST_PIECES = 64
 # More operations are those of many points: windows of a few values had better stay what they are.
-_MANY_OPERATIONS = 2000
+_MANY_OPERATIONS = 3000
 # Extents of axes of which some operation takes a part, and of matrices that are multiplied at each
 # point, that are components; and those of what else were so many operations.
 _Sizes = tuple[int, int]
