@@ -117,6 +117,8 @@ def _structure(x: Any, constant: bool) -> Any:
         return ["Gather", x.vector, x.index, x.tile, ["constant", "int32", [0]]]
     if dataclasses.is_dataclass(x):
         fields = {field.name: getattr(x, field.name) for field in dataclasses.fields(x)}
+        if not fields.get("is_complex"):  # most are not: it is in few names
+            fields.pop("is_complex", None)
         if constant and isinstance(x, Input) and x.shared:
             fields["constant"] = ["constant", x.dtype.name, list(x.tile)]
         return [type(x).__name__, *fields.values()]

@@ -201,6 +201,20 @@ def test_functions_are_as_accurate_as_their_parts(dtype: Any) -> None:
         assert np.all(np.abs(found[name] - wanted) <= bound), name
 
 
+@pytest.mark.parametrize("name", ["abs", "log", "sqrt", "reciprocal", "sign"])
+def test_second_derivatives_where_parts_are_zero_or_of_one_size(name: str) -> None:
+    z = np.array([[1 + 1j, -2 + 2j, 3, -0.5j, 1, 1j]]).repeat(3, 0)
+
+    def twice(over: Callable[[Function], Function]) -> Any:
+        def total(z: Any) -> Any:
+            return jnp.sum(jnp.abs(over(FUNCTIONS[name])(z) + (1 + 0.5j)) ** 2)
+
+        slope = jax.grad(total)
+        return jax.jit(lambda z: (slope(z), jax.jvp(slope, (z,), (z * (0.3 + 1j),))[1]))(z)
+
+    close(twice(jm.fuse), twice(jax.vmap))
+
+
 @pytest.mark.parametrize("exponent", [-300, 300])
 def test_quotients_and_magnitudes_of_extreme_numbers(exponent: int) -> None:
     scale = 10.0**exponent

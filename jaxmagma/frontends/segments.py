@@ -335,7 +335,8 @@ def run_function(closed: ClosedJaxpr, operands: Sequence[Operand]) -> list[jax.A
         tell(PlainCall("it compares products for all elements, and XLA's are as fast"))
         return _with_programs_for_derivatives(closed, operands, kinds)
     loops = rolled(closed)
-    return _run(lines if loops is closed else inlined(loops, kinds), loops, operands)
+    results = _run(lines if loops is closed else inlined(loops, kinds), loops, operands)
+    return results if closed is whole else list(map(_typed, results, whole.out_avals))
 
 
 def _with_programs_for_derivatives(

@@ -242,6 +242,8 @@ def program(program: ElementProgram, *arguments: Array) -> list[Array]:
         array = x.constant.array if x.constant is not None else next(remaining)
         order = sorted(range(len(x.batch)), key=lambda n: x.batch[n])
         array = np.transpose(array, [*order, *range(len(order), array.ndim)])
+        if x.is_complex:
+            array = np.stack([array.real, array.imag], -1)
         ahead = [extents[axis] if axis in x.batch else 1 for axis in range(rank)]
         values.append(array.reshape((*ahead, *x.tile)))
 
@@ -317,8 +319,16 @@ def program(program: ElementProgram, *arguments: Array) -> list[Array]:
         order = [kept.index(n) for n in out.batch]
         array = np.transpose(array, [*order, *range(len(order), array.ndim)])
         tile = array.shape[len(order) :]
-        results.append(np.broadcast_to(array, (*(extents[n] for n in out.batch), *tile)))
+        array = np.broadcast_to(array, (*(extents[n] for n in out.batch), *tile))
+        results.append(_complex(array) if out.is_complex else array)
     return results
+
+
+def _complex(parts: Array) -> Array:
+    """Numbers whose parts are along the last axis; not by a sum, in which infinities meet zeros."""
+    made = np.empty(parts.shape[:-1], np.result_type(parts.dtype, np.complex64))
+    made.real, made.imag = parts[..., 0], parts[..., 1]
+    return made
 
 
 def _contracted(terms: Sequence[Array], labels: Sequence[str], output: str, rank: int) -> Array:
