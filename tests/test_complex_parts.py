@@ -71,6 +71,11 @@ def compressed(stretch: Any, u: Any) -> Any:
     return jnp.linalg.det(jacobian) * (inverse @ inverse.T @ u)
 
 
+def stretched(u: Any, x: Any) -> Any:
+    stretch = 1 + 1j * x**2
+    return TABLE @ (jnp.prod(stretch) / stretch * u)
+
+
 def solved(a: Any, b: Any) -> Any:
     return jnp.linalg.solve(a + 4 * jnp.eye(len(a)), b)
 
@@ -100,6 +105,7 @@ PROGRAMS: dict[str, tuple[Function, tuple[np.ndarray, ...]]] = {
     "scattered": (scattered, (complex_(4, 4), complex_(4))),
     "turned": (turned, (complex_(NODES), real(NODES))),
     "compressed": (compressed, (complex_(2, 2), real(2))),
+    "stretched": (stretched, (complex_(NODES), real(NODES))),
     "solved": (solved, (complex_(2, 2), complex_(2))),
     "moved": (moved, (complex_(NODES), real(NODES))),
     "stepped": (stepped, (complex_(NODES), real(NODES))),
@@ -168,6 +174,7 @@ EXTENDED = {
     "conj": np.conj,
     **{name: getattr(np, name) for name in ("exp", "log", "sqrt", "sin", "cos", "sinh", "cosh")},
     **{"tan": np.tan, "tanh": np.tanh, "sign": lambda z: z / np.abs(z)},
+    "all": lambda z: np.cumprod(z, -1)[:, ::-1] * np.prod(z, -1, keepdims=True),
     **{"cube": lambda z: z * z * z, "inverse-square": lambda z: 1 / (z * z)},
     "power": lambda z: np.exp(np.log(z) * np.clongdouble(0.3 + 0.2j)),
 }
@@ -175,6 +182,7 @@ FUNCTIONS: dict[str, Function] = {
     **{name: getattr(jnp, name) for name in EXTENDED if hasattr(jnp, name)},
     **{"reciprocal": lambda z: 1 / z, "cube": lambda z: z**3, "inverse-square": lambda z: z**-2},
     "power": lambda z: z ** (0.3 + 0.2j),
+    "all": lambda z: jnp.cumprod(z)[::-1] * jnp.prod(z),
 }
 
 

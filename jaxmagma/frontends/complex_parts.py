@@ -11,6 +11,8 @@ Arguments and results remain arrays of complex numbers: of an argument a program
 and puts those of a result together.  What has no rule here is of complex numbers to plain JAX.
 """
 
+import functools
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,6 +47,7 @@ class _Complex:
     imag: Any
 
 
+_PARTS = ("real", "imag")
 Number = Any  # a _Complex, or an array that is not complex
 
 
@@ -89,7 +92,8 @@ def _equation(equation: JaxprEqn, operands: Sequence[Any]) -> list[Number]:
     is_complex = any(_kind(x) == "c" for x in (*equation.invars, *equation.outvars))
     if rule is not None and is_complex:
         made = rule(equation, *given)
-        return made if isinstance(made, list) else [made]
+        results = made if isinstance(made, list) else [made]
+        return list(map(_of_shape, results, map(aval, equation.outvars)))
     return list(map(_apart, applied(equation, list(map(_whole, given)))))
 
 
@@ -108,6 +112,15 @@ def _apart(x: Any) -> Number:
     )
 
 
+def _of_shape(x: Number, own: Any) -> Number:
+    """A number whose parts have the shape of an array; one that is a literal has none."""
+
+    def shaped(part: Any) -> Any:
+        return part if np.shape(part) == own.shape else jnp.broadcast_to(part, own.shape)
+
+    return _of_parts(shaped, x) if isinstance(x, _Complex) else x
+
+
 def _full(x: Number) -> _Complex:
     """A number with both parts."""
     if not isinstance(x, _Complex):
@@ -122,7 +135,7 @@ def _whole(x: Number) -> Any:
     if not isinstance(x, _Complex):
         return x
     full = _full(x)
-    return lax.complex(*jnp.broadcast_arrays(full.real, full.imag))
+    return lax.complex(full.real, full.imag)
 
 
 def _number(x: Number) -> _Complex:
@@ -224,6 +237,25 @@ def _integer_power(equation: JaxprEqn, x: Number) -> _Complex:
     return made if power > 0 else _quotient(_Complex(one, None), made)
 
 
+def _along(x: Number, axis: int) -> list[_Complex]:
+    """What a number has along an axis, one after the other."""
+    real, imag = (jnp.unstack(part, axis=axis) for part in _both(x))
+    return list(map(_Complex, real, imag))
+
+
+def _product_along(equation: JaxprEqn, x: Number) -> Number:
+    for axis in sorted(equation.params["axes"], reverse=True):
+        x = functools.reduce(_times, _along(x, axis))
+    return x
+
+
+def _products_along(equation: JaxprEqn, x: Number) -> _Complex:
+    axis, backwards = equation.params["axis"], equation.params["reverse"]
+    made = list(itertools.accumulate(_along(x, axis)[:: -1 if backwards else 1], _times))
+    full = list(map(_full, made[:: -1 if backwards else 1]))
+    return _Complex(*(jnp.stack([getattr(y, part) for y in full], axis) for part in _PARTS))
+
+
 def _equal(equation: JaxprEqn, x: Number, y: Number) -> Any:
     a, b = _full(x), _full(y)
     both = (a.real == b.real) & (a.imag == b.imag)
@@ -271,6 +303,7 @@ _RULES: dict[str, Callable[..., Any]] = {
     **{"dot_general": _bilinear, "conv_general_dilated": _bilinear},
     **{"square": lambda equation, x: _times(_number(x), _number(x))},
     **{"convert_element_type": _convert, "integer_pow": _integer_power},
+    **{"reduce_prod": _product_along, "cumprod": _products_along},
     **{"eq": _equal, "ne": _equal, "scan": _scan, "cond": _switch},
 }
 
@@ -283,11 +316,12 @@ _RULES: dict[str, Callable[..., Any]] = {
 def _of_number(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     """The rule of a function of both parts."""
 
-    def rule(equation: JaxprEqn, x: Number) -> Any:
-        full = _full(x)
-        return function(full.real, full.imag)
+    return lambda equation, x: function(*_both(x))
 
-    return rule
+
+def _both(x: Number) -> tuple[Any, Any]:
+    full = _full(x)
+    return full.real, full.imag
 
 
 def _magnitude(x: Any, y: Any) -> Any:
@@ -364,8 +398,7 @@ def _sign(x: Any, y: Any) -> _Complex:
 
 
 def _power(equation: JaxprEqn, x: Number, y: Number) -> _Complex:
-    full = _full(x)
-    return _exponential(equation, _times(_logarithm(full.real, full.imag), _number(y)))
+    return _exponential(equation, _times(_logarithm(*_both(x)), _number(y)))
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -379,6 +412,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "exp": _exponential,
     "log": _of_number(_logarithm),
     "sqrt": _of_number(_root),
+    "rsqrt": lambda equation, x: _quotient(_Complex(1, None), _root(*_both(x))),
     "pow": _power,
     "sin": _of_number(lambda x, y: _Complex(jnp.sin(x) * jnp.cosh(y), jnp.cos(x) * jnp.sinh(y))),
     "cos": _of_number(lambda x, y: _Complex(jnp.cos(x) * jnp.cosh(y), -jnp.sin(x) * jnp.sinh(y))),
