@@ -237,6 +237,20 @@ def test_quotients_and_magnitudes_of_extreme_numbers(exponent: int) -> None:
     close(root, np.sqrt(u) * np.sqrt(scale))
 
 
+def test_a_loop_that_ends_by_values() -> None:
+    def root(z: Any) -> Any:
+        """Newton's method for ``z**3 = 1``."""
+        return jax.lax.while_loop(
+            lambda z: jnp.abs(z**3 - 1) > 1e-12, lambda z: z - (z**3 - 1) / (3 * z**2), z
+        )
+
+    z = np.random.default_rng(2).standard_normal((ELEMENTS, 2)) @ np.array([1, 1j])
+    found = jax.jit(jm.fuse(root))(z)
+    assert {x.dtype for x in programs(jm.fuse(root), z)} == {np.dtype(np.float64)}
+    close(found, jax.vmap(root)(z))
+    close(found**3, np.ones_like(z))
+
+
 def test_zero_has_a_magnitude_with_a_gradient() -> None:
     zero = np.zeros((3, 2), np.complex128)
 

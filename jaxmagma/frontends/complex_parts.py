@@ -280,6 +280,21 @@ def _scan(equation: JaxprEqn, *operands: Number) -> list[Number]:
     return [*last, *results]
 
 
+def _while(equation: JaxprEqn, *operands: Number) -> list[Number]:
+    parameters, full = equation.params, _filled(operands)
+    first = parameters["cond_nconsts"]
+    begin = first + parameters["body_nconsts"]
+
+    def goes_on(state: Any) -> Any:
+        return interpreted(parameters["cond_jaxpr"], [*full[:first], *state], _equation)[0]
+
+    def step(state: Any) -> Any:
+        constants = full[first:begin]
+        return _filled(interpreted(parameters["body_jaxpr"], [*constants, *state], _equation))
+
+    return list(lax.while_loop(goes_on, step, full[begin:]))
+
+
 def _switch(equation: JaxprEqn, which: Any, *operands: Number) -> list[Number]:
     def taken(branch: ClosedJaxpr) -> Callable[..., Any]:
         return lambda *values: _filled(interpreted(branch, values, _equation))
@@ -304,7 +319,8 @@ _RULES: dict[str, Callable[..., Any]] = {
     **{"square": lambda equation, x: _times(_number(x), _number(x))},
     **{"convert_element_type": _convert, "integer_pow": _integer_power},
     **{"reduce_prod": _product_along, "cumprod": _products_along},
-    **{"eq": _equal, "ne": _equal, "scan": _scan, "cond": _switch},
+    **{"eq": _equal, "ne": _equal},
+    **{"scan": _scan, "while": _while, "cond": _switch},
 }
 
 
