@@ -248,7 +248,7 @@ def test_a_loop_that_ends_by_values() -> None:
     found = jax.jit(jm.fuse(root))(z)
     assert {x.dtype for x in programs(jm.fuse(root), z)} == {np.dtype(np.float64)}
     close(found, jax.vmap(root)(z))
-    close(found**3, np.ones_like(z))
+    assert np.all(np.abs(np.asarray(found) ** 3 - 1) < 2e-12)
 
 
 def test_zero_has_a_magnitude_with_a_gradient() -> None:
