@@ -209,6 +209,16 @@ def test_functions_are_as_accurate_as_their_parts(dtype: Any) -> None:
         assert np.all(np.abs(found[name] - wanted) <= bound), name
 
 
+def test_powers_of_zero_and_quotients_by_infinity() -> None:
+    z = np.array([[0, 0, 0, 0.5, 1j]], complex)
+    w = np.array([[0, 2, 0.5 - 1j, 0, 2]], complex)
+
+    def function(z: Any, w: Any) -> Any:
+        return z**w, (1 + z) / (w + complex(1, np.inf)), (1 + z) / (w - np.inf)
+
+    close(jm.fuse(function)(z, w), jax.vmap(function)(z, w))
+
+
 @pytest.mark.parametrize("name", ["abs", "log", "sqrt", "reciprocal", "sign"])
 def test_second_derivatives_where_parts_are_zero_or_of_one_size(name: str) -> None:
     z = np.array([[1 + 1j, -2 + 2j, 3, -0.5j, 1, 1j]]).repeat(3, 0)

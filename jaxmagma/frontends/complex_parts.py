@@ -35,7 +35,6 @@ from jaxmagma.jaxpr import (
     nested,
     scan_counts,
 )
-from jaxmagma.programs.exact import inverse_binade
 
 
 @jax.tree_util.register_dataclass
@@ -325,8 +324,8 @@ _RULES: dict[str, Callable[..., Any]] = {
 
 
 # ---- What they have not --------------------------------------------------------------------------
-# W. Kahan, "Branch cuts for complex elementary functions", 1987, and L. Smith, "Algorithm 116:
-# complex division", 1962, with a power of two in place of a quotient.
+# W. Kahan, "Branch cuts for complex elementary functions", 1987; R. Smith, "Algorithm 116: complex
+# division", 1962.
 
 
 def _of_number(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -354,19 +353,25 @@ def _by_size(x: Any, y: Any) -> tuple[Any, Any]:
 
     By a choice: of parts of one size a maximum would have half of the derivative of each.
     """
-    is_first = abs(x) >= abs(y)
-    return abs(jnp.where(is_first, x, y)), jnp.where(is_first, y, x)
+    larger, smaller = _ordered(abs(x) >= abs(y), x, y)
+    return abs(larger), smaller
+
+
+def _ordered(is_first: Any, x: Any, y: Any) -> tuple[Any, Any]:
+    return jnp.where(is_first, x, y), jnp.where(is_first, y, x)
 
 
 def _quotient(x: _Complex, y: _Complex) -> _Complex:
     if y.imag is None:
         return _of_parts(lambda part: part / y.real, x)
-    full = _full(y)
-    scale = inverse_binade(_by_size(full.real, full.imag)[0])
-    real, imag = full.real * scale, full.imag * scale
-    size = real * real + imag * imag
-    made = _times(x, _Complex(real, -imag))
-    return _of_parts(lambda part: part / size * scale, made)
+    a, b = _both(x)
+    c, d = _both(y)
+    is_first = abs(c) >= abs(d)
+    (larger, smaller), (p, q) = _ordered(is_first, c, d), _ordered(is_first, a, b)
+    ratio = smaller / larger
+    reciprocal = 1 / (larger + smaller * ratio)
+    imag = (q - p * ratio) * reciprocal
+    return _Complex((p + q * ratio) * reciprocal, jnp.where(is_first, imag, -imag))
 
 
 def _exponential(equation: JaxprEqn, x: Number) -> _Complex:
@@ -414,7 +419,14 @@ def _sign(x: Any, y: Any) -> _Complex:
 
 
 def _power(equation: JaxprEqn, x: Number, y: Number) -> _Complex:
-    return _exponential(equation, _times(_logarithm(*_both(x)), _number(y)))
+    (a, b), (c, d) = _both(x), _both(y)
+    is_zero = (a == 0) & (b == 0)
+    made = _exponential(equation, _times(_logarithm(jnp.where(is_zero, 1, a), b), _number(y)))
+    # Of zero, it is one, zero, or no number: as in JAX, whose power is real where it is one.
+    none = jnp.where((c >= 0) & (d == 0), jnp.where(c == 0, 1, 0), np.nan).astype(a.dtype)
+    return _Complex(
+        jnp.where(is_zero, none, made.real), jnp.where(is_zero, jnp.minimum(none, 0), made.imag)
+    )
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -9,7 +9,7 @@ from jax.extend.core import JaxprEqn
 from jax.lax import AccuracyMode, RoundingMethod
 
 from jaxmagma.jaxpr import special
-from jaxmagma.jaxpr.equations import Rule, anything, aval, nothing, one_of
+from jaxmagma.jaxpr.equations import Rule, Unsupported, anything, aval, nothing, one_of
 from jaxmagma.programs.functions import FUNCTIONS
 from jaxmagma.programs.powers import integer_power, polynomial
 
@@ -73,7 +73,10 @@ def pointwise(equation: JaxprEqn, emit: Emit, operands: Sequence[Any]) -> Any | 
     if rule is None:
         return None
     rule.check(equation)
+    dtype = np.dtype(aval(equation.outvars[0]).dtype)
+    if equation.primitive.name in SPECIAL and dtype not in (np.float32, np.float64):
+        raise Unsupported(f"{equation.primitive.name} of {dtype}")
     heeded = {key: equation.params[key] for key in rule.heeds}
     if equation.primitive.name in _OF_A_DTYPE:
-        heeded["dtype"] = np.dtype(aval(equation.outvars[0]).dtype)
+        heeded["dtype"] = dtype
     return rule.read(emit, *operands, **heeded)
