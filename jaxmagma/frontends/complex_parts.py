@@ -343,9 +343,10 @@ def _magnitude(x: Any, y: Any) -> Any:
     """``sqrt(x x + y y)``, by way of no number that is larger."""
     larger, smaller = _by_size(x, y)
     is_plain = (larger > 0) & (larger < np.inf)
-    ratio = smaller / jnp.where(is_plain, larger, 1)
-    other = jnp.where(larger == 0, 0, larger + abs(smaller))  # of zero it has no slope
-    return jnp.where(is_plain, larger * jnp.sqrt(1 + ratio * ratio), other)
+    size, other = jnp.where(is_plain, larger, 1), jnp.where(is_plain, smaller, 0)
+    ratio = other / size
+    rest = jnp.where(larger == 0, 0, larger + abs(smaller))  # of zero it has no slope
+    return jnp.where(is_plain, size * jnp.sqrt(1 + ratio * ratio), rest)
 
 
 def _by_size(x: Any, y: Any) -> tuple[Any, Any]:
