@@ -480,6 +480,12 @@ def test_what_rows_have_apart_but_elements_share(emulated: Path) -> None:
     cuda_fused.assert_same(program, arrays, emulate(program, arrays, emulated))
 
 
+def test_results_with_axes_that_are_one(emulated: Path) -> None:
+    program = program_of((lambda x: jnp.kron(x, table(3)), ((3,),)))
+    arrays = arguments(program, (37,))
+    cuda_fused.assert_same(program, arrays, emulate(program, arrays, emulated))
+
+
 @pytest.mark.parametrize("in_axes", [(0, None, 0), (None, 0, 0), (1, 0, None)])
 def test_two_batch_axes(in_axes: tuple[int | None, ...], emulated: Path) -> None:
     """Operands have both of them, one, or the other one."""

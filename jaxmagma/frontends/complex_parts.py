@@ -416,7 +416,16 @@ def _tangent(x: Any, y: Any) -> _Complex:
 def _sign(x: Any, y: Any) -> _Complex:
     size = _magnitude(x, y)
     divisor = jnp.where(size > 0, size, 1)
-    return _Complex(x / divisor, y / divisor)
+    made = _Complex(x / divisor, y / divisor)
+    return made if _sign_has_slope() else _of_parts(lax.stop_gradient, made)
+
+
+@functools.cache
+def _sign_has_slope() -> bool:
+    """Whether it has to JAX; to older releases signs of complex numbers are constants, too."""
+    with jax.ensure_compile_time_eval():
+        _, slope = jax.jvp(lax.sign, (np.complex64(1),), (np.complex64(1j),))
+        return bool(slope != 0)
 
 
 def _power(equation: JaxprEqn, x: Number, y: Number) -> _Complex:
