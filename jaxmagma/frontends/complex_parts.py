@@ -403,9 +403,11 @@ def _root(x: Any, y: Any) -> _Complex:
 
 
 def _hyperbolic_tangent(x: Any, y: Any) -> _Complex:
-    real, imag = jnp.tanh(x), jnp.tan(y)
-    size = 1 + real * real * imag * imag
-    return _Complex(real * (1 + imag * imag) / size, imag * (1 - real * real) / size)
+    """By a sum of squares, which loses no digits near poles; further out it is one or minus one."""
+    x = jnp.clip(x, -40, 40)
+    sine, cosine = jnp.sinh(x), jnp.cos(y)
+    size = sine * sine + cosine * cosine
+    return _Complex(sine * jnp.cosh(x) / size, jnp.sin(y) * cosine / size)
 
 
 def _tangent(x: Any, y: Any) -> _Complex:
