@@ -198,11 +198,12 @@ def _linear(equation: JaxprEqn, *operands: Number) -> list[Number]:
         own = equation.replace(params=equation.params | changed)
         return applied(own, [getattr(x, part) if isinstance(x, _Complex) else x for x in operands])
 
-    is_real = all(x.imag is None for x in operands if isinstance(x, _Complex))
+    is_real = not jnp.iscomplexobj(around) and all(
+        x.imag is None for x in operands if isinstance(x, _Complex)
+    )
     full = operands if is_real else _filled(operands)
     reals = made("real", full)
-    no_imag = is_real and not jnp.iscomplexobj(around)
-    imags = [None] * len(reals) if no_imag else made("imag", full)
+    imags = [None] * len(reals) if is_real else made("imag", full)
     return [
         _Complex(real, imag) if _kind(x) == "c" else real
         for x, real, imag in zip(equation.outvars, reals, imags, strict=True)
