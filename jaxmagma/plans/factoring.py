@@ -198,7 +198,7 @@ class _Sums:
             elif n not in additions and n not in some:
                 made[n] = new.add(renumbered(step, made), plan.tiles[n].shape)
         results = tuple(made[x] for x in plan.results)
-        return Plan(plan.program, tuple(new.tiles), tuple(new.steps), results)
+        return replace(plan, tiles=tuple(new.tiles), steps=tuple(new.steps), results=results)
 
 
 def _with_the_sum(new: _Steps, products: Sequence[Product]) -> int:

@@ -177,13 +177,14 @@ class Plan:
     """A program with its contraction order: ``tiles`` are the inputs, then the result of each step.
 
     ``results`` gives the tile each output of the program returns, in the order of its values in
-    memory.
+    memory, and ``shapes`` the shapes that these have there.
     """
 
     program: ElementProgram
     tiles: tuple[Tile, ...]
     steps: tuple[Step, ...]
     results: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
 
     def __repr__(self) -> str:
         lines = (f"%{n}{_formula(x)}  ({_extents(x.shape)})" for n, x in self.numbered_steps())
@@ -220,11 +221,11 @@ class Plan:
         if len(live) == len(self.steps):
             return self
         numbers = {old: new for new, old in enumerate([*range(first), *live])}
-        return Plan(
-            self.program,
-            tuple(self.tiles[n] for n in [*range(first), *live]),
-            tuple(renumbered(self.steps[n - first], numbers) for n in live),
-            tuple(numbers[value] for value in self.results),
+        return replace(
+            self,
+            tiles=tuple(self.tiles[n] for n in [*range(first), *live]),
+            steps=tuple(renumbered(self.steps[n - first], numbers) for n in live),
+            results=tuple(numbers[value] for value in self.results),
         )
 
     @property
@@ -477,7 +478,8 @@ class _Planner:
             else:
                 values[number] = self.add(renumbered(operation, values))
         results = tuple(self._in_memory(values[out.value]) for out in self.program.outputs)
-        made = Plan(self.program, tuple(self.tiles), tuple(self.steps), results)
+        shapes = tuple(self.tiles[values[out.value]].shape for out in self.program.outputs)
+        made = Plan(self.program, tuple(self.tiles), tuple(self.steps), results, shapes)
         return made.without_dead_steps()
 
     def _in_memory(self, tile: int) -> int:

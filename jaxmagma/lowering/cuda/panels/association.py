@@ -8,6 +8,7 @@ first, and the table last.
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from jaxmagma.plans.plan import Plan, Pointwise, Product, Step, Tile, renumbered
 from jaxmagma.programs.labels import letters
@@ -137,4 +138,5 @@ def _with(plan: Plan, number: int, steps: list[Product]) -> Plan:
         made.append(len(tiles) - 1)
     results = tuple(made[x] for x in plan.results)
     assert math.prod(tiles[made[number]].shape) == plan.tiles[number].size
-    return Plan(plan.program, tuple(tiles), tuple(new), results).without_dead_steps()
+    found = replace(plan, tiles=tuple(tiles), steps=tuple(new), results=results)
+    return found.without_dead_steps()

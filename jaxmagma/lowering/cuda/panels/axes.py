@@ -87,13 +87,10 @@ class Axes(JoinedAxes):
 
     def _of_rows(self, plan: Plan) -> list[Axis]:
         """The axes over rows: the first ones of every operand and result."""
-        result, program = plan.results[0], plan.program
-        if program.batch_rank != 1 or any(isinstance(x, Gather) for x in plan.steps):
+        result, shapes = plan.results[0], tuple(plan.tiles[x].shape for x in plan.results)
+        if plan.program.batch_rank != 1 or any(isinstance(x, Gather) for x in plan.steps):
             return []
-        shapes = (plan.tiles[x].shape for x in plan.results)
-        if any(
-            program.tiles[x.value] != own for x, own in zip(program.outputs, shapes, strict=True)
-        ):
+        if shapes != plan.shapes:
             return []  # arrays have other axes
         found = (self.root((result, axis)) for axis in range(len(plan.tiles[result].shape)))
         rows = list(itertools.takewhile(lambda x: self._is_over_rows(plan, x), found))

@@ -39,11 +39,12 @@ def constants_folded(plan: Plan) -> Plan:
             for out, value in zip(program.outputs, plan.results, strict=True)
         ),
     )
-    return Plan(
-        folded,
-        tuple(plan.tiles[n] for n in order),
-        tuple(renumbered(plan.steps[n - first], numbers) for n in left),
-        tuple(numbers[value] for value in plan.results),
+    return replace(
+        plan,
+        program=folded,
+        tiles=tuple(plan.tiles[n] for n in order),
+        steps=tuple(renumbered(plan.steps[n - first], numbers) for n in left),
+        results=tuple(numbers[value] for value in plan.results),
     )
 
 

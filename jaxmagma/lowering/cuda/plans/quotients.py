@@ -44,7 +44,7 @@ def reciprocals_shared(plan: Plan) -> Plan:
             new = replace(new, function="quotient", operands=operands, labels=(*new.labels, labels))
         numbers[number] = add(new, plan.tiles[number])
     results = tuple(numbers[value] for value in plan.results)
-    return Plan(plan.program, tuple(tiles), tuple(steps), results)
+    return replace(plan, tiles=tuple(tiles), steps=tuple(steps), results=results)
 
 
 def _shared(plan: Plan) -> set[int]:

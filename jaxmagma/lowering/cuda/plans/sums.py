@@ -46,7 +46,8 @@ class _Spreader:
             else:
                 self.numbers[number] = self.step(step)
         results = tuple(self.numbers[value] for value in self.old.results)
-        return Plan(self.old.program, tuple(self.tiles), tuple(self.steps), results)
+        tiles, steps = tuple(self.tiles), tuple(self.steps)
+        return replace(self.old, tiles=tiles, steps=steps, results=results)
 
     def step(self, step: Step) -> int:
         if not isinstance(step, Product | Rearrange):

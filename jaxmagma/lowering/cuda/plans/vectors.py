@@ -109,7 +109,8 @@ def _joined(plan: Plan, groups: Sequence[_Alike]) -> Plan:
             view = View(made, offset, strides[len(place) :], plan.tiles[member].shape)
             numbers[member] = add(view, plan.tiles[member])
     results = tuple(numbers[x] for x in plan.results)
-    return Plan(plan.program, tuple(tiles), tuple(steps), results).without_dead_steps()
+    found = replace(plan, tiles=tuple(tiles), steps=tuple(steps), results=results)
+    return found.without_dead_steps()
 
 
 def _of_all(plan: Plan, group: _Alike, numbers: Mapping[int, int]) -> Product:

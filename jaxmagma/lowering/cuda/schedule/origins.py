@@ -144,4 +144,4 @@ def resolvable(plan: Plan) -> Plan:
         if set(out.batch) != everything and moved:
             value = copied(value)
         results.append(value)
-    return Plan(plan.program, tuple(tiles), tuple(steps), tuple(results))
+    return replace(plan, tiles=tuple(tiles), steps=tuple(steps), results=tuple(results))
