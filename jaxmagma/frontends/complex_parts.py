@@ -35,6 +35,7 @@ from jaxmagma.jaxpr import (
     nested,
     scan_counts,
 )
+from jaxmagma.programs.powers import integer_power
 
 
 @jax.tree_util.register_dataclass
@@ -46,7 +47,6 @@ class _Complex:
     imag: Any
 
 
-_PARTS = ("real", "imag")
 Number = Any  # a _Complex, or an array that is not complex
 
 
@@ -225,16 +225,10 @@ def _convert(equation: JaxprEqn, x: Number) -> Number:
 
 
 def _integer_power(equation: JaxprEqn, x: Number) -> _Complex:
-    power = equation.params["y"]
-    made, square = None, _number(x)
-    for digit in reversed(f"{abs(power):b}"):
-        if digit == "1":
-            made = square if made is None else _times(made, square)
-        square = _times(square, square)
-    one = jnp.ones_like(_full(x).real)
-    if made is None or power == 0:
-        return _Complex(one, None)
-    return made if power > 0 else _quotient(_Complex(one, None), made)
+    def emit(function: str, a: Number, b: Number) -> _Complex:
+        return {"mul": _times, "div": _quotient}[function](_number(a), _number(b))
+
+    return _number(integer_power(emit, _number(x), equation.params["y"]))
 
 
 def _along(x: Number, axis: int) -> list[_Complex]:
@@ -252,8 +246,8 @@ def _product_along(equation: JaxprEqn, x: Number) -> Number:
 def _products_along(equation: JaxprEqn, x: Number) -> _Complex:
     axis, backwards = equation.params["axis"], equation.params["reverse"]
     made = list(itertools.accumulate(_along(x, axis)[:: -1 if backwards else 1], _times))
-    full = list(map(_full, made[:: -1 if backwards else 1]))
-    return _Complex(*(jnp.stack([getattr(y, part) for y in full], axis) for part in _PARTS))
+    parts = zip(*map(_both, made[:: -1 if backwards else 1]), strict=True)
+    return _Complex(*(jnp.stack(part, axis) for part in parts))
 
 
 def _equal(equation: JaxprEqn, x: Number, y: Number) -> Any:

@@ -55,7 +55,7 @@ from jaxmagma.programs.builder import Builder
 from jaxmagma.programs.fallback import SYMBOLIC, PlainCall, is_symbolic, tell
 from jaxmagma.programs.normal import normal_form
 from jaxmagma.programs.precisions import is_narrower
-from jaxmagma.programs.program import Input, Output
+from jaxmagma.programs.program import Input, Output, stored
 from jaxmagma.programs.spelling import spell
 
 
@@ -195,9 +195,8 @@ class _Segment:
         key = id(array), use
         if key not in self._inputs:
             made = np.dtype(np.int32) if use == _Use.INDEX else own
-            number = self.reader.builder.input(Input((), shape, made, is_complex=is_complex))
-            if is_complex:
-                made = np.result_type(own, np.complex64)
+            operand = Input((), shape, made, is_complex=is_complex)
+            number, (_, made) = self.reader.builder.input(operand), operand.stored
             self._inputs[key] = _Argument(number, array, made, limits)
             if limits is not None:
                 self.reader.bounded(Tile(number), limits)
@@ -220,7 +219,7 @@ class _Segment:
         inputs = [given[n] for n in built.inputs if n in given]
         arguments = [x.array for x in inputs]
         conversions = [x.converted for x in inputs]
-        dtypes = [self._dtype(x) for x in results]
+        dtypes = [stored((), self.reader.dtype, x.is_complex)[1] for x in results]
         plain = self._plain(variables)
         numbers = {id(x): n for n, x in enumerate(jax.tree.leaves(self._operands))}
         wanted = [numbers.get(id(x), -1) for x in arguments]
@@ -257,11 +256,6 @@ class _Segment:
             self._kinds,
             evaluate,
         )
-
-    def _dtype(self, tile: Tile) -> np.dtype:
-        """What an array of a tile is of."""
-        own = self.reader.dtype
-        return np.result_type(own, np.complex64) if tile.is_complex else own
 
     def plain(self, variables: Sequence[Variable]) -> list[jax.Array]:
         """The values of variables of the lines, by plain JAX."""

@@ -64,9 +64,10 @@ def normal_form(program: ElementProgram) -> tuple[ElementProgram, tuple[int, ...
     """The same function of the same arrays; and which arguments are left."""
     program, kept = without_tables(program)
     program, kept = _with_weights_inside(with_axes_split(program), kept)
-    rewritten, arguments = _rewritten(distributed(program))
+    spread = distributed(program)
+    rewritten, arguments = _rewritten(spread)
     if len(rewritten.operations) > _MANY_OPERATIONS:
-        whole, left = _rewritten(distributed(program), sizes=_FEW_COMPONENTS)
+        whole, left = _rewritten(spread, _Axes(spread, sizes=_FEW_COMPONENTS))
         if len(whole.operations) * 2 < len(rewritten.operations):
             rewritten, arguments = whole, left
     apart = with_matrices_apart(program)
@@ -285,10 +286,10 @@ def _points(product: Contract, batched: Terms) -> set[str]:
 
 
 def _rewritten(
-    program: ElementProgram, axes: _Axes | None = None, sizes: _Sizes = _COMPONENTS
+    program: ElementProgram, axes: _Axes | None = None
 ) -> tuple[ElementProgram, tuple[int, ...]]:
     """The program with components taken apart, and which arguments are left."""
-    axes = axes or _Axes(program, sizes=sizes)
+    axes = axes or _Axes(program)
     builder = Builder(program.batch_rank, program.precision, summing=False)
     whole: dict[int, int] = {}  # inputs, what is gathered, and what came through dense tables
     numbers: dict[int, int] = {}
