@@ -8,12 +8,14 @@ import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -640,3 +642,45 @@ def test_loops_and_solvers_on_an_explicit_mesh(
     for one, other in zip(found, expected, strict=True):
         assert jax.typeof(one) == jax.typeof(other)
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
+
+
+@pytest.fixture
+def compilation_cache(tmp_path: Path) -> Iterator[Path]:
+    """JAX's persistent cache, to begin with empty, in which partitioned calls have no addresses."""
+    options = {
+        "jax_compilation_cache_dir": str(tmp_path),
+        "jax_remove_custom_partitioning_ptr_from_cache_key": True,
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in options}
+    for name, value in options.items():
+        jax.config.update(name, value)
+    reset_cache()
+    yield tmp_path
+    for name, value in before.items():
+        jax.config.update(name, value)
+    reset_cache()
+
+
+def test_compilation_cache(operands: tuple[jax.Array, ...], compilation_cache: Path) -> None:
+    """Executables are found again, and those of other programs with the same shapes are not."""
+    b, *cut = operands
+    cut = put(make_mesh(d=8), tuple(cut), P("d"), P("d"))
+
+    def entries() -> set[str]:
+        return {x.name for x in compilation_cache.iterdir() if x.name.endswith("-cache")}
+
+    def compiled(b: jax.Array, subscripts: str) -> int:
+        """The number of executables that were not found."""
+        function = lambda einsum, d, u: einsum(subscripts, b, b, d, b, b, u)  # noqa: E731
+        jax.clear_caches()
+        expected, before = function(jnp.einsum, *cut), entries()
+        assert_close(jax.jit(functools.partial(function, jm.einsum))(*cut), expected)
+        return len(entries() - before)
+
+    assert compiled(b, MASS) == 1
+    assert compiled(b, MASS) == 0
+    # With another constant, and with the points in another order.
+    assert compiled(b + 1, MASS) == 1
+    assert compiled(b, "xi,yj,eyx,xa,yb,eab->eij") == 1

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 from jax.experimental.custom_partitioning import custom_partitioning
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
@@ -96,6 +97,20 @@ def partitioned(
 
     call.def_partition(partition=partition, sharding_rule=rule)
     return call
+
+
+def named(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """A partitioned call with a name for what it computes.
+
+    Until XLA cuts it, its only other name is an address.  Another program may have that later, or
+    in another process, and JAX's persistent cache would take the executable of one for the other's.
+    """
+
+    def function(*arguments: Any) -> Any:
+        with set_xla_metadata(jaxmagma=name):
+            return call(*arguments)
+
+    return function
 
 
 def _cut_axes(program: ElementProgram, shardings: Sequence[Any]) -> dict[int, Any]:

@@ -22,8 +22,10 @@ from jax.interpreters import ad, batching, mlir, xla
 from jaxmagma import internals
 from jaxmagma.lowering import lower
 from jaxmagma.lowering.division import divide
+from jaxmagma.lowering.kept import name_of
 from jaxmagma.lowering.kernel import Declined, Kernel
 from jaxmagma.lowering.parts import ARGUMENT, Division
+from jaxmagma.lowering.target import Target
 from jaxmagma.primitives import ahead, assembly, calculus, partition
 from jaxmagma.programs import reference
 from jaxmagma.programs.fallback import is_symbolic
@@ -407,7 +409,9 @@ def _lower_program(platform: str) -> Callable[..., Any]:
             in_parts = functools.partial(_in_parts, division)
             return partition.lower_without_mesh(in_parts, multiple_results=True)(ctx, *operands)
         if partition.needs_partitioning(ctx):
-            function = functools.partial(_partitioned_kernel, program)
+            target = Target.here(platform)
+            name = name_of(program, extents, target, kernel.choice, "partitioned")
+            function = partition.named(name, functools.partial(_partitioned_kernel, program))
             return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
         return _call(kernel, platform, ctx, operands)
 
