@@ -15,6 +15,7 @@ from jax._src import (
 from jax._src.lax import linalg as lax_linalg  # _solve
 from jax._src.numpy import linalg as numpy_linalg  # _det, _det_2x2, _det_3x3
 from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
 
 _SEARCHES: tuple[Any, ...] = ()
@@ -27,6 +28,11 @@ with contextlib.suppress(ImportError):  # in older releases a search is made of 
 def lowers_with_devices(primitive: Primitive) -> None:
     """Declares that a primitive's lowering contains a partitioned call."""
     dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
+def is_exported(ctx: mlir.LoweringRuleContext) -> bool:
+    """Whether what is being lowered is to be serialised."""
+    return bool(ctx.module_context.lowering_parameters.for_export)
 
 
 def checks_as(

@@ -1,5 +1,6 @@
 """``jax.export`` of functions that jaxmagma runs: what comes back computes the same."""
 
+import contextlib
 import importlib.util
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,8 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jaxmagma as jm
 from tests.einsums import ELEMENTS, assert_close, normal
@@ -38,10 +41,10 @@ def mass(b: Any, d: jax.Array, u: jax.Array) -> jax.Array:
     return jm.einsum(MASS, b, b, d, b, b, u)
 
 
-def round_trip(exported: jax.export.Exported) -> jax.export.Exported:
+def round_trip(exported: jax.export.Exported, derivatives: int = 1) -> jax.export.Exported:
     if importlib.util.find_spec("flatbuffers") is None:
         pytest.skip("jax.export serialises with flatbuffers, which is not installed")
-    return jax.export.deserialize(exported.serialize(vjp_order=1))
+    return jax.export.deserialize(exported.serialize(vjp_order=derivatives))
 
 
 def test_call(operands: tuple[jax.Array, ...]) -> None:
@@ -65,6 +68,20 @@ def test_round_trip_of_a_gradient(operands: tuple[jax.Array, ...]) -> None:
     gradients = jax.grad(lambda *xs: jnp.sum(jnp.sin(mass(*xs))), (0, 1, 2))
     found = round_trip(export(gradients, *operands))
     assert_close(found.call(*operands), gradients(*operands), 1e-13)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_round_trip_of_arrays_on_several_devices(
+    kind: AxisType, operands: tuple[jax.Array, ...]
+) -> None:
+    """They are cut when it is called as they were when it was exported."""
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(kind,))
+    table, others = operands[0], [x[:64] for x in operands[1:]]
+    with jax.set_mesh(mesh) if kind is AxisType.Explicit else contextlib.nullcontext():
+        cut = [jax.device_put(x, NamedSharding(mesh, P("d"))) for x in others]
+        gradients = jax.grad(lambda *xs: jnp.sum(jnp.sin(mass(table, *xs))), (0, 1))
+        found = round_trip(export(gradients, *cut), derivatives=0)
+        assert_close(jax.jit(found.call)(*cut), gradients(*others))
 
 
 def test_gradient_of_what_comes_back(operands: tuple[jax.Array, ...]) -> None:

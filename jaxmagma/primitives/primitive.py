@@ -393,6 +393,9 @@ _partitioned_kernel = partition.partitioned(_kernel)
 
 def _lower_program(platform: str) -> Callable[..., Any]:
     def rule(ctx: mlir.LoweringRuleContext, *operands: Any, program: ElementProgram) -> Any:
+        if partition.needs_partitioning(ctx) and internals.is_exported(ctx):
+            # How devices share the elements is known to this process alone.
+            return _plain(ctx, *operands, program=program)
         spelling, spelled = spelling_of(program), (ctx, *operands)
         program, kept = normal_form(program)
         operands = tuple(operands[n] for n in kept)
