@@ -272,6 +272,14 @@ def test_zero_has_a_magnitude_with_a_gradient() -> None:
     close(total(jm.fuse), total(jax.vmap))
 
 
+def test_zero_has_a_sign_without_slope() -> None:
+    z, tangent = complex_(4), complex_(4, seed=2)
+    z[0], z[1, 2], z[2, 1] = 0, complex(-0.0, 0.0), complex(2, 0)
+    found, expected = (jax.jvp(f(jax.lax.sign), (z,), (tangent,)) for f in (jm.fuse, jax.vmap))
+    close(found, expected)
+    assert np.all(np.asarray(found[1])[z == 0] == 0)
+
+
 # ---- Arrays of complex numbers -------------------------------------------------------------------
 
 

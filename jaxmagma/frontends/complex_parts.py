@@ -413,7 +413,9 @@ def _tangent(x: Any, y: Any) -> _Complex:
 def _sign(x: Any, y: Any) -> _Complex:
     size = _magnitude(x, y)
     divisor = jnp.where(size > 0, size, 1)
-    made = _Complex(x / divisor, y / divisor)
+    # At zero it is zero, whose slope is zero.
+    parts = (jnp.where(size == 0, lax.stop_gradient(part), part / divisor) for part in (x, y))
+    made = _Complex(*parts)
     return made if _sign_has_slope() else _of_parts(lax.stop_gradient, made)
 
 

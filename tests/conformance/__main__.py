@@ -3,6 +3,7 @@
 ``--count N`` takes the N seeds from the first one on, of which only failures are printed, shrunk.
 Functions are run in NumPy, operation after operation; ``--run kernels`` runs their programs as
 kernels of the platform, ``--run jit`` compiles the whole, of ``fuse`` and of ``vmap``.
+``JAX_ENABLE_X64=0`` has JAX as it is installed, without numbers of 64 bits.
 """
 
 import argparse

@@ -99,7 +99,8 @@ class Composition:
         return call(*values)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        return {x.name: x.array(self.elements) for x in self.arguments if x.dtype}
+        arrays = {x.name: x.array(self.elements) for x in self.arguments if x.dtype}
+        return {k: x.astype(jax.dtypes.canonicalize_dtype(x.dtype)) for k, x in arrays.items()}
 
     def __str__(self) -> str:
         """A program that shows it."""

@@ -50,6 +50,13 @@ def test_compositions(first: int) -> None:
         check(drawn(seed))
 
 
+def test_compositions_as_jax_is_installed() -> None:
+    """Without numbers of 64 bits: constants and arguments that have them are narrowed."""
+    with jax.enable_x64(False):
+        for seed in range(200_000, 200_020):
+            check(drawn(seed))
+
+
 @pytest.mark.parametrize("run", ["kernels", "jit"])
 @pytest.mark.parametrize("seed", range(100_000, 100_006))
 def test_compiled_compositions(seed: int, run: str) -> None:
