@@ -1,5 +1,6 @@
 """Values of narrower dtypes and integers in a program: what JAX has of them, in one kernel."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -195,6 +196,49 @@ def test_what_is_wider_at_an_edge_splits_nothing(at: str) -> None:
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert x.dtype == y.dtype
         assert_close(x, y, 1e-5)
+
+
+# What is done with numbers of double precision that single precision has as well.
+WIDER: dict[str, Function] = {
+    "choices": lambda a: jnp.where(a > 0, 1.0, 0.0) * a,
+    "a result": lambda a: jnp.where(a > 0, 0.0, -jnp.inf),
+    "movement": lambda a: jnp.maximum(a.astype(np.float64), 0.5).T,
+    "and back": lambda a: jnp.abs(a).astype(np.float64).astype(SINGLE) @ a,
+    "a sort": lambda a: jnp.sort(a[0].astype(np.float64)),
+}
+
+
+def _random_matrices() -> Any:
+    random = np.random.default_rng(0)
+    return random.normal(size=(ELEMENTS, PLACES, PLACES)).astype(SINGLE)
+
+
+@pytest.mark.parametrize("name", WIDER)
+def test_exact_numbers_of_a_wider_dtype_split_nothing(name: str) -> None:
+    a, power = _random_matrices(), lambda a: a @ a @ a @ a
+    function = lambda a: (WIDER[name](power(a)), power(a))  # noqa: E731
+    (program,) = programs(jm.fuse(function), a)
+    assert program.dtype == SINGLE
+    assert is_one_program(function, a)
+    found, expected = (f(function)(a) for f in (jm.fuse, jax.vmap))
+    assert found[0].dtype == expected[0].dtype
+    scale = np.max(np.abs(expected[1]))
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-6 * scale)
+
+    def energy(transform: Function, a: Any) -> Any:
+        return sum(jnp.sum(x, where=jnp.isfinite(x)) for x in transform(function)(a))
+
+    slopes = (jax.grad(functools.partial(energy, f))(a) for f in (jm.fuse, jax.vmap))
+    assert_close(*slopes, 1e-5)
+
+
+def test_numbers_that_single_precision_lacks_are_of_the_wider_dtype() -> None:
+    a = _random_matrices()
+    function = lambda a: (jnp.where(a @ a > 0, 0.1, 1e300), a @ a)  # noqa: E731
+    assert not is_one_program(function, a)
+    found, expected = (f(function)(a)[0] for f in (jm.fuse, jax.vmap))
+    assert found.dtype == np.float64
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_numbers_of_pythons_make_nothing_wider() -> None:

@@ -64,6 +64,11 @@ _COMPOSITE = "call_hi_primitive"
 _SUMS = _PLACES | {f"reduce_{x}" for x in ("and", "max", "min", "or", "prod", "sum")}
 
 
+def is_step(equation: JaxprEqn) -> bool:
+    """Whether a loop over values goes on with it for each of them."""
+    return equation.primitive.name in _POINTWISE
+
+
 def are_loops_and_products(lines: Iterable[Line]) -> bool:
     """Whether plain JAX has loops and products of matrices for each of some lines on a CPU.
 

@@ -30,6 +30,7 @@ from jaxmagma.frontends.loops import (
     are_loops,
     are_loops_and_products,
     are_loops_around_compared_products,
+    is_step,
 )
 from jaxmagma.frontends.written_out import rolled
 from jaxmagma.internals import varying
@@ -65,6 +66,8 @@ _LIBRARIES = tuple(f"{x}/" for x in (Path(jax.__file__).parent, Path(__file__).p
 Operand = Any  # an array, or Gathered
 
 _LOOPS = "XLA's loops for it are as fast as a kernel"
+# Random numbers, which are made of integers: what is computed of them alone is in the same loop.
+_BEGINS_LOOP = {"bitcast_convert_type", "random_bits"}
 
 
 # ---- Segments ------------------------------------------------------------------------------------
@@ -387,8 +390,10 @@ def evaluate(lines: Lines, operands: Sequence[Operand], single: bool = False) ->
     segment = _Segment(dtype)
     divided = False  # by what plain JAX computes
     constants: set[Variable] = set()  # that programs have computed of constants alone
+    looped: set[Variable] = set()  # that one of XLA's loops has made, which may go on
     mapped = [values[x] for x in lines.parameters if x.kind == Kind.MAPPED][:1]
     baked = traced_once()
+    on_gpu = jax.default_backend() != "cpu"
 
     def value(x: Any) -> Any:
         found = values[x] if isinstance(x, Variable) else x
@@ -412,6 +417,13 @@ def evaluate(lines: Lines, operands: Sequence[Operand], single: bool = False) ->
             return array
         known = not isinstance(array, jax.Array) or x in constants
         return _as_mapped(array, *_arrays(mapped)) if known else array
+
+    def goes_on(line: Line, found: Sequence[Any]) -> bool:
+        """Whether it is a step of a loop of XLA's that has made all of its operands."""
+        pairs = zip(line.operands, found, strict=True)
+        arrays = [x for x, array in pairs if isinstance(array, unknown)]
+        all_looped = all(isinstance(x, Variable) and x in looped for x in arrays)
+        return is_step(line.equation) and bool(arrays) and all_looped
 
     def finish(line: int) -> None:
         """Ends the segment before a line: what is needed from there on becomes arrays.
@@ -444,6 +456,11 @@ def evaluate(lines: Lines, operands: Sequence[Operand], single: bool = False) ->
     for number, line in enumerate(lines.lines):
         found = [value(x) for x in line.operands]
         try:
+            if goes_on(line, found):
+                made = applied(line.equation, [given(x) for x in line.operands])
+                values.update(zip(line.results, made, strict=True))
+                looped.update(line.results)
+                continue
             if _is_outside(found):
                 raise Unsupported("arithmetic of integers that operands are")
             if any(isinstance(x, unknown) for x in found) or makes_table(line.equation, dtype):
@@ -457,6 +474,8 @@ def evaluate(lines: Lines, operands: Sequence[Operand], single: bool = False) ->
             if not moves:
                 tell(PlainCall(f"{_place(line)}: {reason}"))
                 divided = True
+            if on_gpu and line.equation.primitive.name in _BEGINS_LOOP:
+                looped.update(line.results)
             if ends:
                 finish(number)
             arrays = _arrays([given(x) for x in line.operands])

@@ -1,4 +1,8 @@
-"""Values of a narrower dtype than the program's: rounded after every operation that may need it."""
+"""Values of another dtype than the program's.
+
+Those of a narrower one are rounded after every operation that may need it.  Those of a wider one
+are numbers of the program as long as nothing is computed with them: ``where(a < b, 1.0, 0.0)``.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -38,6 +42,20 @@ def is_rounded(reader: Tiles, equation: JaxprEqn, operands: Sequence[Read], dtyp
         return given != dtype and not is_narrower(given, dtype)
     bounds = reader.bounds(operands[0], given)
     return bounds is None or not precisions.has(np.dtype(dtype), bounds)
+
+
+def is_exact(reader: Tiles, equation: JaxprEqn, operands: Sequence[Read]) -> bool:
+    """Whether an equation of a wider dtype makes numbers of the program's out of such."""
+    name, dtypes = equation.primitive.name, [aval(x).dtype for x in equation.outvars]
+    if name == "convert_element_type":
+        return all(jnp.issubdtype(x, np.inexact) for x in dtypes)
+    known = [x for x in operands if isinstance(x, np.ndarray)]
+    with np.errstate(over="ignore"):
+        narrowed = [x.astype(reader.dtype).astype(x.dtype) for x in known]
+    return name in _EXACT and all(
+        np.array_equal(x, y, equal_nan=x.dtype.kind == "f")
+        for x, y in zip(known, narrowed, strict=True)
+    )
 
 
 def narrower(reader: Tiles, equation: JaxprEqn, operands: Sequence[Read]) -> Read | None:

@@ -13,7 +13,7 @@ from jaxmagma.jaxpr.contractions import OF_TABLES, makes_table
 from jaxmagma.jaxpr.digits import with_digits
 from jaxmagma.jaxpr.equations import Unsupported, aval, interpreted, is_empty, is_extended
 from jaxmagma.jaxpr.known import evaluated
-from jaxmagma.jaxpr.narrow import is_rounded, narrower
+from jaxmagma.jaxpr.narrow import is_exact, is_rounded, narrower
 from jaxmagma.jaxpr.pointwise import pointwise
 from jaxmagma.jaxpr.rules import NESTED, RULES
 from jaxmagma.jaxpr.tiles import Read, Tile, Tiles
@@ -120,7 +120,10 @@ class Reader(Tiles):
                 raise Unsupported(f"{name} computes with {aval(x).dtype}")
             dtype = np.dtype(aval(x).dtype)
             own = jnp.issubdtype(dtype, np.inexact)
-            if own and dtype != self.dtype and not is_narrower(dtype, self.dtype):
+            if not own or dtype == self.dtype or is_narrower(dtype, self.dtype):
+                continue
+            wider = is_narrower(self.dtype, dtype)
+            if not wider or not is_exact(self, equation, operands):
                 raise Unsupported(f"{name} mixes {dtype} with {self.dtype}")
         made = {np.dtype(aval(x).dtype) for x in equation.outvars}
         whole = [x for x in made if integers.is_integer(x)]

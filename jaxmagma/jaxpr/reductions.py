@@ -148,6 +148,18 @@ def search(reader: Tiles, equation: JaxprEqn, ordered: Read, x: Read) -> Read:
     return count
 
 
+def in_order(strictly: bool) -> Callable[..., Read]:
+    """A rule of whether one value stands before another where they are sorted, as a search asks."""
+
+    def rule(reader: Tiles, equation: JaxprEqn, x: Read, y: Read) -> Read:
+        are_numbers = _are_numbers(equation.invars[0])
+        if strictly:
+            return _less(reader, x, y, are_numbers)
+        return reader.emit("not", _less(reader, y, x, are_numbers))
+
+    return rule
+
+
 def _are_numbers(variable: Any) -> bool:
     """Not integers or truth values, which are never NaN."""
     return np.dtype(aval(variable).dtype).kind not in "biu"

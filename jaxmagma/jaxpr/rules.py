@@ -181,6 +181,8 @@ RULES: dict[str, Rule] = {
     ),
     "custom_linear_solve": Rule(control.linear_solve, ("const_lengths", "jaxprs")),
     "call_hi_primitive": Rule(reductions.search, ("_prim",)),
+    "lt_to": Rule(reductions.in_order(strictly=True)),
+    "le_to": Rule(reductions.in_order(strictly=False)),
     "top_k": Rule(reductions.largest, ("axis", "k"), {"is_stable": anything}, operands=1),
     "sort": Rule(reductions.sort, ("dimension", "num_keys"), {"is_stable": anything}),
 }

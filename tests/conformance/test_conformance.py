@@ -85,6 +85,7 @@ INNER = {
     "call_hi_primitive": "of newer releases",
     "log2": "of newer releases",
     "polynomial": "of newer releases",
+    **dict.fromkeys(("lt_to", "le_to"), "in searches, of older releases"),
     "expand_dims": "no primitive of the releases from the oldest to the newest",
 }
 # Parameters that have one value wherever a function of an element is traced, or that no rule reads.

@@ -3,6 +3,7 @@
 The rules and numbers here were found by timing (``python -m benchmarks.variants``), on an H200.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -44,6 +45,8 @@ WHOLE_PLACES = 16
 MOST_EXCHANGED = 3
 # Registers that a lane may keep in local memory to save that (benchmarks/results/meshes-h200.txt).
 FEW_SPILLED = 64
+# The part of a tile that padding makes it larger by, at most.
+PADDING = 0.25
 # The bytes that memory gives at once, and that L1 keeps together.
 SECTOR, LINE = 32, 128
 # The copy engine brings operands, unless a multiprocessor would have fewer groups than these.
@@ -96,7 +99,10 @@ def _candidates(
             matrices = matrices_of(schedule)
             streams = streams_of(schedule, parameters) if in_rows else ()
             for transfers in transfers_of(schedule, streams, parameters, limits):
+                room = math.inf
                 for ownership in ownerships(matrices, transfers, parameters):
+                    if 1 < ownership.elements > room:
+                        continue
                     layout = layout_of(matrices, transfers, ownership, limits, tight)
                     block = Block(schedule, matrices, transfers, ownership, layout, limits)
                     threads = _more_threads(block) if parameters.threads is None else None
@@ -105,6 +111,9 @@ def _candidates(
                         layout = layout_of(matrices, transfers, more, limits, tight)
                         block = replace(block, ownership=more, layout=layout)
                     yield block
+                    # Elements of which there may be room for so many, if others have less padding.
+                    fitting = ownership.elements * _most_shared(block) / block.shared_bytes
+                    room = (1 + PADDING) * fitting
                     if not schedule.quads and _may_fetch(block, parameters):
                         break  # threads had better have more elements
 
