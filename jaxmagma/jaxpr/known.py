@@ -52,6 +52,10 @@ def is_pure(equation: JaxprEqn) -> bool:
     return known and not equation.effects and all(map(is_pure, inside(equation)))
 
 
+def _ordered(x: np.ndarray, dimensions: Sequence[int] | None) -> np.ndarray:
+    return x if dimensions is None else x.transpose(dimensions)
+
+
 def _broadcast(x: np.ndarray, shape: Sequence[int], broadcast_dimensions: Sequence[int]) -> Any:
     own = [1] * len(shape)
     for axis, extent in zip(broadcast_dimensions, x.shape, strict=True):
@@ -103,9 +107,9 @@ _SIMPLE: dict[str, Rule] = {
     "broadcast_in_dim": Rule(_broadcast, ("shape", "broadcast_dimensions"), _USUAL, operands=1),
     "iota": Rule(_iota, ("dtype", "shape", "dimension"), _USUAL, operands=0),
     "reshape": Rule(
-        lambda x, new_sizes: x.reshape(new_sizes),
-        ("new_sizes",),
-        _USUAL | {"dimensions": nothing},
+        lambda x, new_sizes, dimensions: _ordered(x, dimensions).reshape(new_sizes),
+        ("new_sizes", "dimensions"),
+        _USUAL,
         operands=1,
     ),
     "squeeze": Rule(lambda x, dimensions: x.squeeze(tuple(dimensions)), ("dimensions",)),

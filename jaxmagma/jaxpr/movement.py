@@ -29,7 +29,10 @@ def broadcast_in_dim(reader: Tiles, equation: JaxprEqn, x: Tile, *_: Any) -> Rea
 
 
 def reshape(reader: Tiles, equation: JaxprEqn, x: Tile, *_: Any) -> Read:
-    return Tile(reader.builder.reshape(x.value, tuple(aval(equation.outvars[0]).shape)))
+    order, value = equation.params.get("dimensions"), x.value
+    if order is not None and equation.primitive.name == "reshape":
+        value = reader.builder.transpose(value, order)
+    return Tile(reader.builder.reshape(value, tuple(aval(equation.outvars[0]).shape)))
 
 
 def transpose(reader: Tiles, equation: JaxprEqn, x: Tile) -> Read:

@@ -71,8 +71,9 @@ class Sum:
         return jnp.zeros(self.places.shape, dtype) if self.added is None else self.added
 
     def plus(self, term: jax.Array) -> "Sum":
-        term = jnp.broadcast_to(term, self.places.shape)
-        return replace(self, added=term if self.added is None else self.added + term)
+        shape = np.broadcast_shapes(self.places.shape, term.shape)
+        added = jnp.broadcast_to(term if self.added is None else self.added + term, shape)
+        return replace(self, places=np.broadcast_to(self.places, shape), added=added)
 
 
 def with_sums(equation: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
