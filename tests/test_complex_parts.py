@@ -272,6 +272,26 @@ def test_zero_has_a_magnitude_with_a_gradient() -> None:
     close(total(jm.fuse), total(jax.vmap))
 
 
+PLACES = np.random.default_rng(9).integers(0, 4, 4)
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda z, x: jnp.zeros(4, complex).at[PLACES].add(z * x),
+        lambda z, x: jnp.sort(z.real).astype(complex).at[PLACES].subtract(x * 1j),
+        lambda z, x: (z**0).at[PLACES].multiply(x) + z,
+        lambda z, x: jnp.round(z**0, 1) * x,
+    ],
+    ids=["added", "subtracted", "multiplied", "rounded"],
+)
+def test_numbers_of_two_precisions(function: Function, dtype: Any) -> None:
+    z = complex_(4, dtype=dtype)
+    x = z.real + 1
+    close(*(jax.jit(f(function))(z, x) for f in (jm.fuse, jax.vmap)))
+
+
 def test_zero_has_a_sign_without_slope() -> None:
     z, tangent = complex_(4), complex_(4, seed=2)
     z[0], z[1, 2], z[2, 1] = 0, complex(-0.0, 0.0), complex(2, 0)

@@ -113,9 +113,11 @@ def _apart(x: Any) -> Number:
 
 def _of_shape(x: Number, own: Any) -> Number:
     """A number whose parts have the shape of an array; one that is a literal has none."""
+    dtype = np.zeros((), own.dtype).real.dtype
 
     def shaped(part: Any) -> Any:
-        return part if np.shape(part) == own.shape else jnp.broadcast_to(part, own.shape)
+        array = jnp.asarray(part, dtype) if isinstance(part, float) else part
+        return array if np.shape(array) == own.shape else jnp.broadcast_to(array, own.shape)
 
     return _of_parts(shaped, x) if isinstance(x, _Complex) else x
 
@@ -189,11 +191,24 @@ def _bilinear(equation: JaxprEqn, x: Number, y: Number) -> _Complex:
     return _product(_number(x), _number(y), lambda a, b: applied(own, [a, b])[0])
 
 
+_SCATTERS = {
+    "scatter": lax.scatter,
+    **dict.fromkeys(("scatter-add", "scatter_add"), lax.scatter_add),
+    **dict.fromkeys(("scatter-sub", "scatter_sub"), lax.scatter_sub),
+}
+_OF_SCATTERS = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
+
+
 def _linear(equation: JaxprEqn, *operands: Number) -> list[Number]:
     """Both parts of what moves numbers, chooses among them or adds them up."""
     around = equation.params.get("fill_value")
+    scattered = _SCATTERS.get(equation.primitive.name)
 
     def made(part: str, operands: Sequence[Number]) -> list[Any]:
+        if scattered is not None:  # whose jaxpr of an update is one of complex numbers
+            own = [getattr(x, part) if isinstance(x, _Complex) else x for x in operands]
+            given = {key: equation.params[key] for key in _OF_SCATTERS}
+            return [scattered(*own, **given)]
         changed = {} if around is None else {"fill_value": getattr(np.asarray(around), part).item()}
         own = equation.replace(params=equation.params | changed)
         return applied(own, [getattr(x, part) if isinstance(x, _Complex) else x for x in operands])

@@ -457,8 +457,8 @@ def evaluate(lines: Lines, operands: Sequence[Operand], single: bool = False) ->
         found = [value(x) for x in line.operands]
         try:
             if goes_on(line, found):
-                made = applied(line.equation, [given(x) for x in line.operands])
-                values.update(zip(line.results, made, strict=True))
+                found = applied(line.equation, [given(x) for x in line.operands])
+                values.update(zip(line.results, found, strict=True))
                 looped.update(line.results)
                 continue
             if _is_outside(found):
