@@ -268,7 +268,7 @@ def _products_along(equation: JaxprEqn, x: Number) -> _Complex:
 def _equal(equation: JaxprEqn, x: Number, y: Number) -> Any:
     a, b = _full(x), _full(y)
     both = (a.real == b.real) & (a.imag == b.imag)
-    return both if equation.primitive.name == "eq" else ~both
+    return both if equation.primitive.name == "eq" else jnp.logical_not(both)
 
 
 def _scan(equation: JaxprEqn, *operands: Number) -> list[Number]:
