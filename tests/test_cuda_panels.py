@@ -104,6 +104,17 @@ def integrals(points: int, nodes: int) -> Case:
     return function, ((nodes,), ())
 
 
+def residual(values: int) -> Case:
+    """What a square table makes of normalised values is added to them: there is one long axis."""
+    B = table(values, values)
+
+    def function(u: Any) -> Any:
+        v = (u - u.mean()) / jnp.sqrt(u.var() + 0.1)
+        return u + jnp.tanh(B @ v), B.T @ (B @ u)
+
+    return function, ((values,),)
+
+
 def stiffness(points: int, nodes: int) -> Case:
     """An element's matrix, whose two axes are one of the table."""
     D = table(3, points, nodes)
@@ -267,6 +278,8 @@ CASES = {
     "twice": twice(19, 14),
     "integrals": integrals(18, 21),
     "integrals of few": integrals(5, 4),
+    "a residual of twelve values": residual(12),
+    "a residual of twenty-one values": residual(21),
     "matrices of ten nodes": stiffness(4, 10),
     "matrices of twenty nodes": stiffness(11, 20),
     "matrices of few nodes": stiffness(5, 3),
@@ -332,6 +345,7 @@ WITH_TABLES_OF_FLOAT32 = [
     "interpolation",
     "twice",
     "integrals",
+    "a residual of twelve values",
     "matrices of twenty nodes",
 ]
 

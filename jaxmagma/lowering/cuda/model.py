@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from jaxmagma.lowering.cuda.architectures import Limits
 from jaxmagma.lowering.cuda.blocks import Block
 from jaxmagma.lowering.cuda.layout import ENOUGH_THREADS, layout_of
@@ -254,7 +256,8 @@ def may_have_panels(block: Block | Declined) -> bool:
     """Whether warps may do better that have elements whole."""
     if isinstance(block, Declined):
         return True
-    return _needs_panels(block) or _exchanges_most(block) or _works_in_rows(block)
+    needed = _needs_panels(block) or _applies_tables(block)
+    return needed or _exchanges_most(block) or _works_in_rows(block)
 
 
 def wants_panels(block: Block | Declined, panels: Panels) -> bool:
@@ -262,6 +265,8 @@ def wants_panels(block: Block | Declined, panels: Panels) -> bool:
     if isinstance(block, Declined) or _needs_panels(block):
         return True
     if _works_in_rows(block) and panels.has_rows:
+        return True
+    if _applies_tables(block) and panels.ownership.lanes > 1 and not panels.ownership.spilled:
         return True
     return _exchanges_most(block) and panels.ownership.spilled <= FEW_SPILLED
 
@@ -295,6 +300,17 @@ def _needs_panels(block: Block) -> bool:
     gemms = [x for x in block.schedule.stages if isinstance(x, Gemm)]
     tables = any(not block.plan.tiles[x].batched for gemm in gemms for x in gemm.step.operands)
     return tables or _works_alone(block)
+
+
+def _applies_tables(block: Block) -> bool:
+    """Whether a thread has an element by itself that tables are applied to, several in float64.
+
+    Tensor cores do that without exchanges, and read fibres of four-byte values by whole sectors
+    (benchmarks/results/rules-h200.txt).
+    """
+    products = [x for x in block.schedule.sweeps if any(y.matrix is not None for y in x.moves)]
+    several = len(block.schedule.stages) > 1 or block.ends.dtype == np.float32
+    return several and any(x.count == 1 for x in products)
 
 
 def _works_in_rows(block: Block) -> bool:

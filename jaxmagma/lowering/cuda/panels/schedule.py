@@ -70,6 +70,7 @@ class Schedule:
     """The scopes of a kernel, one after the other.
 
     What the first one computes whole, all know; what another computes is forgotten after it.
+    ``tiled`` is the number of an axis, or of axes: then none is.
     """
 
     fields: Fields
@@ -78,8 +79,8 @@ class Schedule:
 
     @property
     def tiles(self) -> int:
-        """Of the tiled axis; none if no axis is long."""
-        return -(-self.fields.extents[self.tiled] // 8) if self.fields.extents else 0
+        """Of the tiled axis, if one is."""
+        return sum(-(-x // 8) for x in self.fields.extents[self.tiled : self.tiled + 1])
 
     @property
     def has_whole_points(self) -> bool:
@@ -122,11 +123,12 @@ def _stored(stores: tuple[Store, ...]) -> str:
 
 
 def schedules(fields: Fields) -> Iterator[Schedule]:
-    """All schedules there are, one for each axis that can be the tiled one."""
-    for tiled in range(max(1, len(fields.extents))):  # with no long axis, all is straight
+    """All schedules there are, one for each axis that can be the tiled one; or all is straight."""
+    axes = range(len(fields.extents))
+    tileable = [x for x in axes if _levels(fields, x) is not None]
+    for tiled in tileable or [len(axes)]:
         levels = _levels(fields, tiled)
-        if levels is None:
-            continue
+        assert levels is not None
         groups = _groups(fields, tiled)
         if len(groups) == 1:
             scopes = [Scope(tuple(_parts(fields, tiled, levels, fields.stores)))]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from jaxmagma.lowering.cuda.blocks import TYPES
-from jaxmagma.lowering.cuda.functors import FUNCTORS
+from jaxmagma.lowering.cuda.functors import FUNCTORS, applied
 from jaxmagma.lowering.cuda.panels.fields import (
     Apply,
     Field,
@@ -335,10 +335,15 @@ class _Printer:
         if isinstance(field, Load):
             if field.axis is None and number in self.ownership.reread:
                 return  # where functions use it
-            self.text(f"const auto {name} = {self._loaded(number, field)};")
+            of_elements = field.index is not None or self.plan.tiles[field.operand].batched
+            alone = ".value[0]" if of_elements and self.ownership.lanes == 1 else ""
+            self.text(f"const auto {name} = {self._loaded(number, field)}{alone};")
         elif isinstance(field, Apply):
-            operands = listed([f"{FUNCTORS[field.function]}()", *map(self._name, field.operands)])
-            self.text(f"const auto {name} = map({operands});")
+            operands = list(map(self._name, field.operands))
+            made = f"map({listed([f'{FUNCTORS[field.function]}()', *operands])})"
+            if self.ownership.lanes == 1:
+                made = applied(field.function, operands)
+            self.text(f"const auto {name} = {made};")
         elif isinstance(field, Sum):
             (operand,) = field.operands
             axis = self.fields[operand].axis
@@ -535,10 +540,8 @@ class _Printer:
             for x in functions:
                 field = self.fields[x]
                 assert isinstance(field, Apply)
-                operands = listed(
-                    f"v{y}" if y in own else self._of_element(y) for y in field.operands
-                )
-                text(f"const {self.type} v{x} = {FUNCTORS[field.function]}()({operands});")
+                operands = [f"v{y}" if y in own else self._of_element(y) for y in field.operands]
+                text(f"const {self.type} v{x} = {applied(field.function, operands)};")
                 if x in kept:
                     text(f"{kept[x]}.value[w] = v{x};")
 
