@@ -37,6 +37,8 @@ def every() -> Iterator[Program]:
     yield _program("material/n3", material, ((), (3,)), 3, 20)
     yield _program("equation-of-state/n12", equation_of_state, ((),), 1, 8)
     yield _program("layer/n8", layer, ((8,),), 8, 8 * 17)
+    yield _program("network-force/n16", jax.grad(network), ((16,),), 16, 4 * (16 * 32 + 32 * 32))
+    yield _program("residual-layer/n64", residual_layer, ((64,),), 64, 2 * 64 * 64 + 64 * 25)
     yield _program("element-matrix/n4", element_matrix, ((4, 4), (8, 4)), 32, 8 * 32)
     yield _program("condensation/n12", condensed, ((12, 12), (12,)), 42, 4600)
     yield _program("return-mapping/n7", returned, ((6,), (6,)), 7, 3 * 800)
@@ -217,6 +219,17 @@ def _from_table(values: Array, place: Array) -> Array:
 def layer(x: Array) -> Array:
     """Of a network, around which there is a connection."""
     return jnp.tanh(_table(8, 8) @ x) + x
+
+
+def network(x: Array) -> Array:
+    """An energy that was learned; its derivatives are forces."""
+    inner = jnp.tanh(_table(16, 32).T @ x)
+    return _table(32, 1)[:, 0] @ jnp.tanh(_table(32, 32).T @ inner)
+
+
+def residual_layer(x: Array) -> Array:
+    normal = (x - x.mean()) / jnp.sqrt(x.var() + 1e-5)
+    return x + jax.nn.gelu(_table(64, 64) @ normal / 8)
 
 
 def element_matrix(A: Array, u: Array) -> Array:
