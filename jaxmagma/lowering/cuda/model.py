@@ -303,14 +303,13 @@ def _needs_panels(block: Block) -> bool:
 
 
 def _applies_tables(block: Block) -> bool:
-    """Whether a thread has an element by itself that tables are applied to, several in float64.
+    """Whether a thread has an element by itself that tables of float32 are applied to.
 
     Tensor cores do that without exchanges, and read fibres of four-byte values by whole sectors
     (benchmarks/results/rules-h200.txt).
     """
-    products = [x for x in block.schedule.sweeps if any(y.matrix is not None for y in x.moves)]
-    several = len(block.schedule.stages) > 1 or block.ends.dtype == np.float32
-    return several and any(x.count == 1 for x in products)
+    products = (x for x in block.schedule.sweeps if any(y.matrix is not None for y in x.moves))
+    return block.ends.dtype == np.float32 and any(x.count == 1 for x in products)
 
 
 def _works_in_rows(block: Block) -> bool:
