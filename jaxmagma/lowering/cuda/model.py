@@ -114,7 +114,7 @@ def _candidates(
                         block = replace(block, ownership=more, layout=layout)
                     yield block
                     # Elements of which there may be room for so many, if others have less padding.
-                    fitting = ownership.elements * _most_shared(block) / block.shared_bytes
+                    fitting = ownership.elements * _most_shared(block) / max(1, block.shared_bytes)
                     room = (1 + PADDING) * fitting
                     if not schedule.quads and _may_fetch(block, parameters):
                         break  # threads had better have more elements
