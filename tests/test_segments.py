@@ -173,6 +173,28 @@ def test_integer_arguments(matrices: jax.Array) -> None:
     assert_close(*gradients)
 
 
+def test_random_numbers_stay_in_the_loop_that_makes_them(
+    getkey: GetKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU has them in memory as what they are distributed like, and not as bits."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    keys = jax.random.split(getkey(), ELEMENTS)
+
+    def walk(key: jax.Array) -> jax.Array:
+        def step(x: jax.Array, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
+            x = x + 0.1 * (MATRIX @ jnp.sin(x) + noise)
+            return x, x
+
+        return jax.lax.scan(step, jnp.zeros(3), jax.random.normal(key, (12, 3)))[1]
+
+    (program,) = programs(jm.fuse(walk), keys)
+    (argument,) = program.arguments
+    assert argument.tile == (12, 3)
+    # The inverse of erf alone is more for each of them.
+    assert len(program.operations) < 40 * 12 * 3
+    assert_close(jm.fuse(walk)(keys), jax.vmap(walk)(keys), 1e-12)
+
+
 def test_random_keys(matrices: jax.Array) -> None:
     """As arguments, in closures and made on the spot: arrays whose dtype NumPy does not know."""
     keys = jax.random.split(jax.random.key(0), ELEMENTS)
