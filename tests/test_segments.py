@@ -1,5 +1,6 @@
 """What no kernel can do: the result is vmap's, and who asks hears what it was and where."""
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -173,26 +174,40 @@ def test_integer_arguments(matrices: jax.Array) -> None:
     assert_close(*gradients)
 
 
+def _walk(noise: jax.Array) -> jax.Array:
+    def step(x: jax.Array, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x = x + 0.1 * (MATRIX @ jnp.sin(x) + noise)
+        return x, x
+
+    return jax.lax.scan(step, jnp.zeros(3), noise)[1]
+
+
+@pytest.mark.parametrize("given", ["keys", "uniform numbers"])
 def test_random_numbers_stay_in_the_loop_that_makes_them(
-    getkey: GetKey, monkeypatch: pytest.MonkeyPatch
+    given: str, getkey: GetKey, monkeypatch: pytest.MonkeyPatch, loops: None
 ) -> None:
-    """A GPU has them in memory as what they are distributed like, and not as bits."""
+    """A GPU has them in memory as what they are distributed like, and as nothing else."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    keys = jax.random.split(getkey(), ELEMENTS)
-
-    def walk(key: jax.Array) -> jax.Array:
-        def step(x: jax.Array, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
-            x = x + 0.1 * (MATRIX @ jnp.sin(x) + noise)
-            return x, x
-
-        return jax.lax.scan(step, jnp.zeros(3), jax.random.normal(key, (12, 3)))[1]
-
-    (program,) = programs(jm.fuse(walk), keys)
+    functions: dict[str, Function] = {
+        "keys": lambda x: _walk(jax.random.normal(x, (12, 3))),
+        "uniform numbers": lambda x: _walk(np.sqrt(2) * jax.lax.erf_inv(2 * x - 1)),
+    }
+    function, x = functions[given], jax.random.split(getkey(), ELEMENTS)
+    if given == "uniform numbers":
+        x = jax.random.uniform(getkey(), (ELEMENTS, 12, 3))
+    (program,) = programs(jm.fuse(function), x)
     (argument,) = program.arguments
     assert argument.tile == (12, 3)
     # The inverse of erf alone is more for each of them.
     assert len(program.operations) < 40 * 12 * 3
-    assert_close(jm.fuse(walk)(keys), jax.vmap(walk)(keys), 1e-12)
+    assert_close(jm.fuse(function)(x), jax.vmap(function)(x), 1e-12)
+
+    def energy(transform: Function, x: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.sin(transform(function)(x)))
+
+    if given == "uniform numbers":
+        found, expected = (jax.grad(functools.partial(energy, f))(x) for f in (jm.fuse, jax.vmap))
+        assert_close(found, expected, 1e-12)
 
 
 def test_random_keys(matrices: jax.Array) -> None:

@@ -44,7 +44,13 @@ MOST_READ = 2
 MOST_UPDATES = 4
 LEAST_PLACES = 32
 
+# Functions that are a hundred operations for each value and more. Of so many values a kernel of a
+# GPU would be thousands, one after the other, where XLA has a loop.
+_SPECIAL = {"digamma", "erf_inv", "lgamma", "polygamma"}
+MANY_SPECIAL = 32
+
 _UNCHANGED = {"copy", "convert_element_type", "optimization_barrier", "stop_gradient"}
+_RANDOM = {"bitcast_convert_type", "random_bits"}
 _POINTWISE = POINTWISE.keys() | _UNCHANGED
 # Those that kernels do not know: there would be some before and behind them.
 _POINTWISE_ON_CPU = _POINTWISE | {"bessel_i0e", "bessel_i1e"}
@@ -62,6 +68,21 @@ _UPDATES = {
 _PLACES = {"argmax", "argmin"}
 _COMPOSITE = "call_hi_primitive"
 _SUMS = _PLACES | {f"reduce_{x}" for x in ("and", "max", "min", "or", "prod", "sum")}
+
+
+def begins_loop(equation: JaxprEqn) -> bool:
+    """Whether a GPU has a loop over values for it, and for what is computed of these alone.
+
+    Of random numbers, whose bits kernels do not have, and of functions that are better there.
+    """
+    return equation.primitive.name in _RANDOM or is_better_loop(equation)
+
+
+def is_better_loop(equation: JaxprEqn) -> bool:
+    """Whether a kernel would have it as thousands of operations, one after the other."""
+    if equation.primitive.name not in _SPECIAL:
+        return False
+    return math.prod(aval(equation.outvars[0]).shape) >= MANY_SPECIAL
 
 
 def is_step(equation: JaxprEqn) -> bool:

@@ -30,6 +30,8 @@ from jaxmagma.frontends.loops import (
     are_loops,
     are_loops_and_products,
     are_loops_around_compared_products,
+    begins_loop,
+    is_better_loop,
     is_step,
 )
 from jaxmagma.frontends.written_out import rolled
@@ -66,8 +68,6 @@ _LIBRARIES = tuple(f"{x}/" for x in (Path(jax.__file__).parent, Path(__file__).p
 Operand = Any  # an array, or Gathered
 
 _LOOPS = "XLA's loops for it are as fast as a kernel"
-# Random numbers, which are made of integers: what is computed of them alone is in the same loop.
-_BEGINS_LOOP = {"bitcast_convert_type", "random_bits"}
 
 
 # ---- Segments ------------------------------------------------------------------------------------
@@ -463,7 +463,10 @@ def evaluate(lines: Lines, operands: Sequence[Operand], single: bool = False) ->
                 continue
             if _is_outside(found):
                 raise Unsupported("arithmetic of integers that operands are")
-            if any(isinstance(x, unknown) for x in found) or makes_table(line.equation, dtype):
+            depends = any(isinstance(x, unknown) for x in found)
+            if depends and on_gpu and is_better_loop(line.equation):
+                raise Unsupported(_LOOPS)
+            if depends or makes_table(line.equation, dtype):
                 made: Sequence[Any] = segment.add(line, found)
             else:
                 made = evaluated(line.equation, found)
@@ -474,7 +477,7 @@ def evaluate(lines: Lines, operands: Sequence[Operand], single: bool = False) ->
             if not moves:
                 tell(PlainCall(f"{_place(line)}: {reason}"))
                 divided = True
-            if on_gpu and line.equation.primitive.name in _BEGINS_LOOP:
+            if on_gpu and begins_loop(line.equation):
                 looped.update(line.results)
             if ends:
                 finish(number)
