@@ -1431,4 +1431,20 @@ def clipped_places(d: Draw) -> str:
     return d.pick("used", uses).format(clipped)
 
 
+@operation
+def spread_steps(d: Draw) -> str:
+    """Steps that have what they carry along another axis, with a table, and come back."""
+    x = d.value("f", least=1)
+    count = min(x.size, 4)
+    table = f"np.linspace(-1, 1, {count**2}).reshape({count}, {count}).astype(c.dtype)"
+    way, axis = d.pick("way", ["max", "min", "sum", "prod"]), d.integer(0, 1)
+    met = d.pick("met", [f"c[:, None] - {table}", f"{table} + c", f"{table} * c[:, None]"])
+    step = f"lambda c, e: (jnp.{way}({met}, {axis}) / 2 + e, c[:1] * e)"
+    steps = f"jnp.asarray(np.linspace(-1, 1, 3), {x}.dtype)"
+    begin = f"jnp.ravel({x})[:{count}]"
+    if d.chance(0.5):
+        return f"lax.scan({step}, {begin}, {steps})"
+    return f"lax.fori_loop(0, {d.integer(1, 3)}, lambda k, c: ({step})(c, c[:1])[0], {begin})"
+
+
 RARE = {"callback", "random_numbers", "linear_algebra", "fourier", "convolution", "bitcast"}
