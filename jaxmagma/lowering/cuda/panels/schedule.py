@@ -328,17 +328,27 @@ def most_values(schedule: Schedule, elements: int, elsewhere: Set[int] = frozens
     last: dict[int, int] = {}  # the event that uses a field last
     for number, (made, used, _) in enumerate(events):
         last.update(dict.fromkeys(used if made is not None else (), number))
-    most = 0
+    ends: dict[int, list[int]] = {}
+    for x, number in last.items():
+        ends.setdefault(number, []).append(x)
+    most = held = 0
     alive: dict[int, int] = {}
     for number, (made, used, loop) in enumerate(events):
         if made is None:  # a scope ends, and has its own fields no more
             alive = {x: count for x, count in alive.items() if x in used}
+            held = sum(alive.values())
             continue
-        alive.update((x, _values_of(schedule, x)) for x in made if x not in elsewhere)
+        for x in made:
+            if x not in elsewhere:
+                held -= alive.get(x, 0)
+                alive[x] = _values_of(schedule, x)
+                held += alive[x]
         tiles = 0 if loop is None else 2 * len(_before_points(schedule, loop))
         points = 0 if loop is None else _peak(schedule, loop)
-        most = max(most, elements * (sum(alive.values()) + tiles) + points)
-        alive = {x: count for x, count in alive.items() if last.get(x, -1) > number}
+        most = max(most, elements * (held + tiles) + points)
+        unused = [x for x in made if last.get(x, -1) <= number]
+        for x in (*ends.get(number, ()), *unused):
+            held -= alive.pop(x, 0)
     return most
 
 

@@ -358,44 +358,51 @@ def live_registers(plan: Plan, sweep: Sweep, split: Collection[int]) -> int:
     has sums and differences where it had the values of a fibre.
     """
     mirrored = is_mirrored(sweep, split)
-
-    dots = {x.result for x in sweep.dots}
-
-    def size(value: Value) -> int:
-        return sweep.size(value) if value in dots else slots(value.length, sweep.lanes, mirrored)
-
     groups = grouped(sweep)
-    last: dict[Value, int] = {}
-    for position, group in enumerate(groups):
-        for move in group:
-            for value in move.operands:
-                last[value] = position
-    outers = outers_after(sweep)
-    for position, found in enumerate(outers):
-        last.update((x, max(last.get(x, -1), position)) for y in found for x in y.operands)
-    alive: set[Value] = set()
+    numbers: dict[Value, int] = {}  # which take less time than the values
+
+    def numbered(values: Iterable[Value]) -> set[int]:
+        return {numbers.setdefault(x, len(numbers)) for x in values}
+
+    results = [numbered(move.result for move in group) for group in groups]
+    operands = [numbered(x for move in group for x in move.operands) for group in groups]
+    multiplied = [numbered(x for y in found for x in y.operands) for found in outers_after(sweep)]
+    dots = {x.result for x in sweep.dots}
+    sizes = [
+        sweep.size(x) if x in dots else slots(x.length, sweep.lanes, mirrored) for x in numbers
+    ]
+    last: dict[int, int] = {}
+    for position, used in enumerate(operands):
+        last.update(dict.fromkeys(used, position))
+    for position, used in enumerate(multiplied):
+        last.update((x, max(last.get(x, -1), position)) for x in used)
+
+    def size(values: Iterable[int]) -> int:
+        return sum(map(sizes.__getitem__, values))
+
+    alive: set[int] = set()
     most = 0
     for position, group in enumerate(groups):
-        made = {move.result for move in group}
+        made = results[position]
         if group[0].pointwise:
             # Each point needs some values more.
             extra = max(1, min(len(group), 8))
             now = {x for x in made if last.get(x, -1) > position}
             done = {x for x in alive if last[x] == position}
             # A fibre that ends here gives its registers to one that begins.
-            inside = sum(map(size, alive - done))
-            inside += max(sum(map(size, done)), sum(map(size, now))) + extra
+            inside = size(alive - done) + max(size(done), size(now)) + extra
         elif group[0].is_dot:
             # Of what is read there is one value at a time, at each place.
             now = made
             read = {x for y in group for x in y.operands}
-            inside = sum(map(size, alive | made)) + sum(map(sweep.size, read))
+            inside = size(alive | made) + sum(map(sweep.size, read))
         else:
-            alive |= {x for move in group for x in move.operands}
+            alive |= operands[position]
             now = made
-            inside = sum(map(size, alive | made))
-        multiplied = {x for outer in outers[position] for x in outer.operands}
-        most = max(most, inside, sum(map(size, alive | now | multiplied)) if multiplied else 0)
+            inside = size(alive | made)
+        most = max(most, inside)
+        if multiplied[position]:
+            most = max(most, size(alive | now | multiplied[position]))
         alive = {x for x in alive | now if last.get(x, -1) > position}
     if sweep.lanes == QUAD:
         matrices = {m.matrix: m.shape for m in sweep.moves if m.matrix}
