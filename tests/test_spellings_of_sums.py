@@ -167,7 +167,7 @@ MORE = {
     "one number": scanned(lambda total, made, x: jnp.broadcast_to(total[:1], (6,)) - made),
     "a choice by it": scanned(lambda total, made, x: jnp.where(total > 0, total + made, total)),
     "begins again": scanned(lambda total, made, x: jnp.where(made > 0.3, 0.0, total + made)),
-    "spread": scanned(lambda total, made, x: jnp.sin(total[:, None] + made).sum(0)),
+    "spread": scanned(lambda total, made, x: jnp.sin(total[:, None] + made).mean(0)),
     "of all pairs": scanned(lambda total, made, x: jnp.diagonal(total - made[:, None])),
     "set": scanned(lambda total, made, x: total.at[:3].set(made[:3])),
     "part of itself": scanned(lambda total, made, x: total.at[:3].add(total[3:] * made[:3])),
