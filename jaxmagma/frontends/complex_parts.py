@@ -111,9 +111,14 @@ def _apart(x: Any) -> Number:
     )
 
 
+def _part_dtype(dtype: Any) -> np.dtype:
+    """The dtype of the parts of complex numbers."""
+    return np.zeros((), dtype).real.dtype
+
+
 def _of_shape(x: Number, own: Any) -> Number:
     """A number whose parts have the shape of an array; one that is a literal has none."""
-    dtype = np.zeros((), own.dtype).real.dtype
+    dtype = _part_dtype(own.dtype)
 
     def shaped(part: Any) -> Any:
         array = jnp.asarray(part, dtype) if isinstance(part, float) else part
@@ -186,7 +191,7 @@ def _mul(equation: JaxprEqn, x: Number, y: Number) -> _Complex:
 
 def _bilinear(equation: JaxprEqn, x: Number, y: Number) -> _Complex:
     dtype = equation.params.get("preferred_element_type")
-    changed = {} if dtype is None else {"preferred_element_type": np.zeros((), dtype).real.dtype}
+    changed = {} if dtype is None else {"preferred_element_type": _part_dtype(dtype)}
     own = equation.replace(params=equation.params | changed)
     return _product(_number(x), _number(y), lambda a, b: applied(own, [a, b])[0])
 
@@ -205,13 +210,12 @@ def _linear(equation: JaxprEqn, *operands: Number) -> list[Number]:
     scattered = _SCATTERS.get(equation.primitive.name)
 
     def made(part: str, operands: Sequence[Number]) -> list[Any]:
+        parts = [getattr(x, part) if isinstance(x, _Complex) else x for x in operands]
         if scattered is not None:  # whose jaxpr of an update is one of complex numbers
-            own = [getattr(x, part) if isinstance(x, _Complex) else x for x in operands]
-            given = {key: equation.params[key] for key in _OF_SCATTERS}
-            return [scattered(*own, **given)]
+            return [scattered(*parts, **{key: equation.params[key] for key in _OF_SCATTERS})]
         changed = {} if around is None else {"fill_value": getattr(np.asarray(around), part).item()}
         own = equation.replace(params=equation.params | changed)
-        return applied(own, [getattr(x, part) if isinstance(x, _Complex) else x for x in operands])
+        return applied(own, parts)
 
     is_real = not jnp.iscomplexobj(around) and all(
         x.imag is None for x in operands if isinstance(x, _Complex)
@@ -231,7 +235,7 @@ def _of_parts(function: Callable[[Any], Any], x: _Complex) -> _Complex:
 
 def _convert(equation: JaxprEqn, x: Number) -> Number:
     dtype = np.dtype(equation.params["new_dtype"])
-    own = np.zeros((), dtype).real.dtype
+    own = _part_dtype(dtype)
 
     def converted(part: Any) -> Any:
         return lax.convert_element_type(part, own)

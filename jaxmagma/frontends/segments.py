@@ -455,12 +455,12 @@ def evaluate(lines: Lines, operands: Sequence[Operand], single: bool = False) ->
 
     for number, line in enumerate(lines.lines):
         found = [value(x) for x in line.operands]
+        if goes_on(line, found):
+            more = applied(line.equation, [given(x) for x in line.operands])
+            values.update(zip(line.results, more, strict=True))
+            looped.update(line.results)
+            continue
         try:
-            if goes_on(line, found):
-                found = applied(line.equation, [given(x) for x in line.operands])
-                values.update(zip(line.results, found, strict=True))
-                looped.update(line.results)
-                continue
             if _is_outside(found):
                 raise Unsupported("arithmetic of integers that operands are")
             depends = any(isinstance(x, unknown) for x in found)

@@ -29,10 +29,14 @@ def broadcast_in_dim(reader: Tiles, equation: JaxprEqn, x: Tile, *_: Any) -> Rea
 
 
 def reshape(reader: Tiles, equation: JaxprEqn, x: Tile, *_: Any) -> Read:
-    order, value = equation.params.get("dimensions"), x.value
-    if order is not None and equation.primitive.name == "reshape":
-        value = reader.builder.transpose(value, order)
-    return Tile(reader.builder.reshape(value, tuple(aval(equation.outvars[0]).shape)))
+    return Tile(reader.builder.reshape(x.value, tuple(aval(equation.outvars[0]).shape)))
+
+
+def reshape_in_order(reader: Tiles, equation: JaxprEqn, x: Tile) -> Read:
+    """The same of a tile with its axes in another order, if there is one."""
+    order = equation.params["dimensions"]
+    ordered = x if order is None else Tile(reader.builder.transpose(x.value, order))
+    return reshape(reader, equation, ordered)
 
 
 def transpose(reader: Tiles, equation: JaxprEqn, x: Tile) -> Read:

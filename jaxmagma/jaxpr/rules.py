@@ -99,7 +99,7 @@ RULES: dict[str, Rule] = {
     "broadcast_in_dim": Rule(
         movement.broadcast_in_dim, ("shape", "broadcast_dimensions"), _MOVE, operands=1
     ),
-    "reshape": Rule(movement.reshape, ("new_sizes", "dimensions"), _MOVE, operands=1),
+    "reshape": Rule(movement.reshape_in_order, ("new_sizes", "dimensions"), _MOVE, operands=1),
     "squeeze": Rule(movement.reshape, ("dimensions",), operands=1),
     "transpose": Rule(movement.transpose, ("permutation",), operands=1),
     "rev": Rule(movement.rev, ("dimensions",), operands=1),

@@ -305,7 +305,7 @@ def _needs_panels(block: Block) -> bool:
 def _applies_tables(block: Block) -> bool:
     """Whether a thread has an element by itself that tables of float32 are applied to.
 
-    Tensor cores do that without exchanges, and read fibres of four-byte values by whole sectors
+    Tensor cores do that without exchanges between threads; in float64 that is a loss for some
     (benchmarks/results/rules-h200.txt).
     """
     products = (x for x in block.schedule.sweeps if any(y.matrix is not None for y in x.moves))

@@ -124,11 +124,9 @@ def _stored(stores: tuple[Store, ...]) -> str:
 
 def schedules(fields: Fields) -> Iterator[Schedule]:
     """All schedules there are, one for each axis that can be the tiled one; or all is straight."""
-    axes = range(len(fields.extents))
-    tileable = [x for x in axes if _levels(fields, x) is not None]
-    for tiled in tileable or [len(axes)]:
-        levels = _levels(fields, tiled)
-        assert levels is not None
+    axes = range(len(fields.extents) + 1)  # the last one for no axis
+    found = [(x, levels) for x in axes if (levels := _levels(fields, x)) is not None]
+    for tiled, levels in found[:-1] or found:
         groups = _groups(fields, tiled)
         if len(groups) == 1:
             scopes = [Scope(tuple(_parts(fields, tiled, levels, fields.stores)))]

@@ -340,9 +340,10 @@ class _Printer:
             self.text(f"const auto {name} = {self._loaded(number, field)}{alone};")
         elif isinstance(field, Apply):
             operands = list(map(self._name, field.operands))
-            made = f"map({listed([f'{FUNCTORS[field.function]}()', *operands])})"
             if self.ownership.lanes == 1:
                 made = applied(field.function, operands)
+            else:
+                made = f"map({listed([f'{FUNCTORS[field.function]}()', *operands])})"
             self.text(f"const auto {name} = {made};")
         elif isinstance(field, Sum):
             (operand,) = field.operands
