@@ -39,20 +39,6 @@ __device__ __forceinline__ Pack<T, W>& operator+=(Pack<T, W>& a, const Pack<T, W
   return a = a + b;
 }
 
-// Fibres as one of packs, and one of the fibres of it.
-template <class T, int N, class... Fibres>
-__device__ __forceinline__ auto side_by_side(const Fibre<T, N>& first, const Fibres&... others) {
-  Fibre<Pack<T, 1 + sizeof...(Fibres)>, N> y;
-  unrolled<N>([&](int i) { y[i] = {{first[i], others[i]...}}; });
-  return y;  // (N), of each
-}
-template <int NUMBER, class T, int W, int N>
-__device__ __forceinline__ Fibre<T, N> fibre(const Fibre<Pack<T, W>, N>& x) {
-  Fibre<T, N> y;
-  unrolled<N>([&](int i) { y[i] = x[i].value[NUMBER]; });
-  return y;  // (N)
-}
-
 // ---- Where they are --------------------------------------------------------------------------
 
 template <int W>

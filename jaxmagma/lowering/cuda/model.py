@@ -11,13 +11,12 @@ import numpy as np
 
 from jaxmagma.lowering.cuda.architectures import Limits
 from jaxmagma.lowering.cuda.blocks import Block
-from jaxmagma.lowering.cuda.layout import ENOUGH_THREADS, layout_of
+from jaxmagma.lowering.cuda.layout import layout_of
 from jaxmagma.lowering.cuda.matrices import held_registers, matrices_of
-from jaxmagma.lowering.cuda.ownership import QUAD_THREADS, SEVERAL_MOVES, ownerships
+from jaxmagma.lowering.cuda.ownership import QUAD_THREADS, ownerships
 from jaxmagma.lowering.cuda.panels import Panels
 from jaxmagma.lowering.cuda.parameters import MAX_THREADS, SHARED_BYTES, WARP, Parameters
 from jaxmagma.lowering.cuda.quads import schedules
-from jaxmagma.lowering.cuda.schedule import Schedule
 from jaxmagma.lowering.cuda.schedule.ends import ends_of
 from jaxmagma.lowering.cuda.schedule.sweeps import Gemm, Sweep, made_by
 from jaxmagma.lowering.cuda.transfers import transfers_of
@@ -27,20 +26,13 @@ from jaxmagma.plans.plan import Plan
 from jaxmagma.programs.program import Gather
 
 
-# So many threads keep a multiprocessor busy even if each has work of its own. The compiler must be
-# told to leave room for them where a thread does several operations on fibres of so many registers,
-# or so many on single values.
+# So many threads keep a multiprocessor busy even if each has work of its own.
 BUSY_THREADS = 384
-CROWDED_REGISTERS = 45
-CROWDED_MOVES = 100
 # Of quads twice as many threads if shared memory has room for one group alone, or for two and
 # registers for both.
 QUAD_REGISTERS = 60
-# Registers of a thread for places in memory, beside its values and matrices; more for both ends of
-# fibres in several operations; and at least, beside whole sums and fibres.
-QUAD_PLACES = 36
-MIRRORED_PLACES = 32
-WHOLE_PLACES = 16
+# Registers of a thread for places in memory, beside those for its values.
+PLACES = 36
 # Values that may go through shared memory for each that an element has in memory. Shared memory
 # moves about seven times as many as memory does, at best: with bank conflicts, and with all else
 # that goes through L1, it is the slower one from here on (benchmarks/results/rules-h200.txt).
@@ -141,46 +133,18 @@ def _more_threads(block: Block) -> int | None:
 def _least_blocks(block: Block) -> int:
     """How many blocks the compiler must leave registers for on a multiprocessor; 0 if it may say.
 
-    For sweeps it pays to let it take the registers it likes, unless they are so many that too few
-    threads are left; for gemms, of which a thread has blocks, not.
+    As many as keep it busy, if no thread then has to keep values in memory. For gemms, of which a
+    thread has blocks, the compiler knows best.
     """
-    schedule, threads = block.schedule, block.ownership.threads
+    schedule = block.schedule
     if any(isinstance(stage, Gemm) for stage in schedule.stages):
         return 0
-    few = 1
-    if schedule.whole:
-        needed = schedule.kept_registers + schedule.most_registers + WHOLE_PLACES
-        most = block.limits.registers // (threads * needed)
-        few = min(block.resident, most, ENOUGH_THREADS // threads)
-    elif block.ends.accumulations:
-        # Sums leave the compiler no registers to keep what it could as well read again.
-        few = min(block.resident, BUSY_THREADS // 2 // threads)
-    elif schedule.quads:
-        most = block.limits.registers // (threads * _quad_registers(block))
-        # More would not have the registers that quads need.
-        enough = max(1, round(BUSY_THREADS / block.threads))
-        few = 1 if schedule.alone else min(block.resident, enough, most)
-    elif any(_is_crowded(schedule, x) for x in schedule.sweeps):
-        few = round(BUSY_THREADS / threads)
-    return max(1, few)
-
-
-def _quad_registers(block: Block) -> int:
-    """Registers that a thread needs, or it would keep some of its values in memory."""
-    schedule = block.schedule
-    sweeps = [x for x in schedule.sweeps if x.lanes > 1]
-    live = max(map(schedule.live_registers, sweeps), default=0)
-    several = any(schedule.is_mirrored(x) and len(x.moves) > SEVERAL_MOVES for x in sweeps)
-    places = QUAD_PLACES + (MIRRORED_PLACES if several else 0)
-    return live + places + (held_registers(schedule) if block.matrices.held else 0)
-
-
-def _is_crowded(schedule: Schedule, sweep: Sweep) -> bool:
-    """Whether a thread would take more registers than leave room for enough threads."""
-    if sweep.single:
-        return len(sweep.moves) > CROWDED_MOVES
-    several = len(sweep.moves) > SEVERAL_MOVES
-    return several and schedule.live_registers(sweep) > CROWDED_REGISTERS
+    if schedule.alone:
+        return 1
+    held = held_registers(schedule) if block.matrices.held else 0
+    needed = schedule.kept_registers + schedule.most_registers + held + PLACES
+    room = block.limits.registers // (block.threads * needed)
+    return max(1, min(block.resident, room, round(BUSY_THREADS / block.threads)))
 
 
 # ---- Memory --------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ of one warp never waits for another one, so that several may be in a block.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jaxmagma.lowering.cuda.matrices import QUAD_FIBRES, WORD, Matrices
@@ -22,19 +22,15 @@ from jaxmagma.lowering.cuda.schedule.sweeps import (
     copies,
     made_by,
 )
-from jaxmagma.lowering.cuda.transfers import Transfers, is_direct
+from jaxmagma.lowering.cuda.transfers import Transfers
 
 
 # Threads of an element whose fibres are many. A quad has so many fibres one after the other, which
 # share what it has of a matrix.
 QUAD_THREADS = 128
 QUAD_LINES = 4
-# Threads that a group has best; fewer that have so many elements, where these are gathered and
-# there are more stages than so many (benchmarks/results/meshes-h200.txt).
+# Threads that a group has best.
 ENOUGH_THREADS = 128
-FEW_THREADS = 64
-FEW_ELEMENTS = 4
-FEW_STAGES = 3
 # Multiply-adds of an accumulation that are work for one thread.
 ACCUMULATED_VALUES = 1024
 # Where a fibre of four-byte values takes no more registers, a thread has so many at a time; two, if
@@ -94,21 +90,17 @@ def ownerships(matrices: Matrices, transfers: Transfers, given: Parameters) -> I
     stages = [x for x in schedule.stages if not (copies(x) and schedule.wholes & {*made_by(x)})]
     busy = [_threads_of(schedule, x, packed) for x in stages]
     widest = max(busy, default=1)
-    usual = _usual_threads(schedule, stages, busy)
-    groups = _groups(schedule, given)
+    groups = 1 if schedule.ends.summed else given.groups or 1
     paired = given.fibres or QUAD_FIBRES
-    for elements, threads in _shapes(transfers, widest, usual, given):
+    for elements, threads in _shapes(transfers, widest, given):
         # Barriers of several warps are barriers of the whole block.
         several = groups if threads <= WARP else 1
         yield Ownership(threads, elements, several, packed, paired, widest)
 
 
-def _shapes(
-    transfers: Transfers, widest: int, usual: int, given: Parameters
-) -> list[tuple[int, int]]:
-    """(elements, threads) of a group, if an element keeps so many threads busy."""
+def _shapes(transfers: Transfers, most: int, given: Parameters) -> list[tuple[int, int]]:
+    """(elements, threads) of a group, if an element keeps so many threads busy, at most."""
     schedule, in_rows = transfers.schedule, bool(transfers.streams)
-    most = widest
     if given.elements is not None:
         threads = min(MAX_THREADS, _round_up(given.elements * most, WARP))
         return [(given.elements, given.threads or threads)]
@@ -121,20 +113,14 @@ def _shapes(
     if schedule.quads and most >= QUAD_THREADS:
         return [(1, given.threads or QUAD_THREADS)]
     if most > largest:
-        # Unless most stages have work for few, as products of an element's matrices have.
-        most = usual
-        if most > largest:
-            return [(1, given.threads or min(512, _round_up(widest, WARP)))]
+        return [(1, given.threads or min(512, _round_up(most, WARP)))]
     # So many threads are enough to be several blocks on a multiprocessor, and few enough for their
-    # barriers to cost little: fewer where all wait for what some gather, and then for each other,
-    # unless elements would be so few that there are more bank conflicts.
-    waits = bool(schedule.ends.gathered) and len(schedule.stages) > FEW_STAGES
-    enough = FEW_THREADS if waits and FEW_ELEMENTS * most <= FEW_THREADS else ENOUGH_THREADS
+    # barriers to cost little.
     best, best_score = 1, 0.0
     for slots in range(1, 1 + (1 if in_rows else largest // most)):
         threads = given.threads or _round_up(slots * most, WARP)
         used = slots * most / threads
-        far = math.log2(threads / enough)
+        far = math.log2(threads / ENOUGH_THREADS)
         score = used * (1 - (0.3 * far if far > 0 else -0.6 * far))
         if score > best_score:
             best, best_score = slots, score
@@ -162,26 +148,7 @@ def _threads_of(schedule: Schedule, stage: Stage, packed: int) -> int:
         # The threads that have fibres take several points, unless points are much of the work.
         fibres = sum(x.flops for x in schedule.sweeps if not x.single)
         return -(-stage.count // (4 if 2 * stage.flops <= fibres else 1))
-    if stage.places:
-        # They take many registers (benchmarks/results/elements-h200.txt).
-        return min(stage.count, ENOUGH_THREADS)
     return -(-stage.count // packed)
-
-
-def _usual_threads(schedule: Schedule, stages: Sequence[Stage], busy: Sequence[int]) -> int:
-    """Threads that one element keeps busy at a time, on average (results/rules-h200.txt)."""
-    work = [_work_of(schedule, x) for x in stages]
-    times = sum(x / y for x, y in zip(work, busy, strict=True))
-    return math.ceil(sum(work) / times) if times else 1
-
-
-def _work_of(schedule: Schedule, stage: Stage) -> int:
-    """Operations of a stage for one element, or values if it computes nothing."""
-    if isinstance(stage, Sweep):
-        return max(stage.flops, stage.count)
-    if isinstance(stage, Assembly):
-        return schedule.plan.tiles[stage.number].size
-    return stage.step.flops
 
 
 def _packed(matrices: Matrices, given: Parameters) -> int:
@@ -201,14 +168,6 @@ def _packed(matrices: Matrices, given: Parameters) -> int:
         few = all(len(x.moves) <= SEVERAL_MOVES for x in schedule.sweeps)
         return 2 if few and live <= NEAR_REGISTERS else 1
     return next((n for most, n in PACKED if live <= most), 1)
-
-
-def _groups(schedule: Schedule, given: Parameters) -> int:
-    if schedule.ends.summed:
-        return 1
-    if given.groups is not None:
-        return given.groups
-    return 2 if is_direct(schedule) and given.threads in (None, WARP) else 1
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -5,7 +5,6 @@ The rules and numbers here were found by timing (``python -m benchmarks.variants
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from jaxmagma.lowering.cuda.architectures import Limits
 from jaxmagma.lowering.cuda.matrices import are_held, held_registers
@@ -98,9 +97,7 @@ def _wants_quads(schedule: Schedule, limits: Limits) -> bool:
         return False
     few = -(-max((x.count for x in sweeps), default=0) // 8) <= FEW_OCTETS
     most = ALONE_REGISTERS if few or _share(sweeps, limits) > 1 else THREAD_REGISTERS
-    # Products that share a matrix may be done one by one, too.
-    alone = [replace(x, together=1) for x in sweeps]
-    return any(_longest(x) >= FEW_VALUES and live_registers(plan, x, {}) > most for x in alone)
+    return any(_longest(x) >= FEW_VALUES and live_registers(plan, x, {}) > most for x in sweeps)
 
 
 def _share(sweeps: Iterable[Sweep], limits: Limits) -> float:

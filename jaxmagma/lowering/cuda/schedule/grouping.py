@@ -14,7 +14,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from jaxmagma.lowering.cuda.schedule.dots import reads_for_each, together
-from jaxmagma.lowering.cuda.schedule.joining import Names, drawn_in, joined, opened, with_step
+from jaxmagma.lowering.cuda.schedule.joining import Names, joined, opened, with_step
 from jaxmagma.lowering.cuda.schedule.steps import Progress, Steps
 from jaxmagma.lowering.cuda.schedule.sweeps import (
     Assembly,
@@ -23,7 +23,6 @@ from jaxmagma.lowering.cuda.schedule.sweeps import (
     Sweep,
     Total,
     made_by,
-    with_products_together,
 )
 from jaxmagma.plans.plan import Pointwise, Product, Rearrange
 from jaxmagma.programs.program import Place
@@ -32,8 +31,6 @@ from jaxmagma.programs.program import Place
 # Pointwise steps that read more tiles than this do so value by value, with many threads, rather
 # than fibre by fibre to hand on to a mode product.
 MOST_LOADS = 6
-# So many fibres, at most, are multiplied with each value of a matrix that a thread reads.
-TOGETHER = 6
 # More operations of a fibre are those of many threads, which there are where an element's tiles are
 # multiplied (benchmarks/results/elements-h200.txt).
 MOST_OF_FIBRE = 4000
@@ -62,17 +59,9 @@ def _stages(steps: Steps) -> list[Stage]:
     progress = Progress(steps, frozenset(steps.every), frozenset()).after(inputs)
     stages: list[Stage] = []
     while progress.todo:
-        stages.append(_with_products_together(steps, _stage(progress, _first(progress))))
+        stages.append(_stage(progress, _first(progress)))
         progress = progress.after(made_by(stages[-1]))
     return [together(steps, x) if isinstance(x, Sweep) and x.dots else x for x in stages]
-
-
-def _with_products_together(steps: Steps, stage: Stage) -> Stage:
-    """The stage with products of one matrix together, as far as there are registers."""
-    if not isinstance(stage, Sweep) or stage.lanes > 1 or not steps.by_value:
-        return stage
-    ways = (with_products_together(stage, most) for most in range(TOGETHER, 1, -1))
-    return next(filter(steps.fit, ways), stage)
 
 
 def _first(progress: Progress) -> int:
@@ -162,9 +151,8 @@ def _filled(progress: Progress, sweep: Sweep, patient: bool = True) -> Sweep:
         sweep = _with_products(progress.without(sweep.tiles), sweep, patient)
         progress = progress.without(sweep.tiles)
         sweep = _with_points(progress, sweep)
-        if sweep is before:
-            another = _with_neighbour if sweep.single else _with_branch
-            sweep = another(progress, sweep) or sweep
+        if sweep is before and sweep.single:
+            sweep = _with_neighbour(progress, sweep) or sweep
     return sweep
 
 
@@ -293,28 +281,6 @@ def _with_neighbour(progress: Progress, sweep: Sweep) -> Sweep | None:
             names = dict(zip(step.output_labels, sweep.lines, strict=True))
             if added := with_step(steps, sweep, number, names):
                 return added
-    return None
-
-
-def _with_branch(progress: Progress, sweep: Sweep) -> Sweep | None:
-    """The sweep with a product along the same lines, and the functions its operand is of."""
-    steps = progress.steps
-    lines = [sweep.extents[x] for x in sweep.lines]
-    for number, mode in steps.modes.items():
-        step = steps.every.get(mode.tile)
-        if not {number, mode.tile} <= progress.todo or not isinstance(step, Pointwise):
-            continue
-        own = [x for n, x in enumerate(step.output_labels) if n != steps.axis(number)]
-        if [step.extents[x] for x in own] != lines:
-            continue
-        group = _reached([mode.tile], steps.operands, progress.points)
-        if not steps.needed(group) <= progress.ready:
-            continue
-        names = dict(zip(own, sweep.lines, strict=True))
-        drawn = drawn_in(progress, sweep, mode.tile, group, names)
-        added = with_step(steps, drawn, number, {}) if drawn else None
-        if added and steps.fit(added):
-            return added
     return None
 
 

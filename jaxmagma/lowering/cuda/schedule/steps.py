@@ -6,7 +6,6 @@ from functools import cached_property
 
 from jaxmagma.lowering.cuda.schedule.origins import origin
 from jaxmagma.lowering.cuda.schedule.sweeps import (
-    BY_TENSOR_CORES,
     Mode,
     Sweep,
     as_mode,
@@ -56,11 +55,6 @@ class Steps:
     def needed(self, group: Set[int]) -> Set[int]:
         """What steps of a group need of others."""
         return {x for n in group for x in self.operands[n]} - group
-
-    @property
-    def by_value(self) -> bool:
-        """Whether threads read matrices value by value, not several small ones at once."""
-        return self.plan.program.dtype in BY_TENSOR_CORES
 
     def fit(self, sweep: Sweep) -> bool:
         """Whether the fibres of a sweep fit in registers."""

@@ -18,8 +18,7 @@ If the result is only summed over elements, it is an ``Accumulation``: warps own
 """
 
 import math
-from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -126,10 +125,10 @@ class Outer:
 class Sweep:
     """Operations on fibres; ``lines`` are the labels spread over threads, the last one fastest.
 
-    ``lanes`` of a warp own a fibre together: 1 or QUAD. Of products that follow each other with one
-    matrix at most so many are done ``together``. Of some tiles in shared memory, the ``wholes``, it
-    makes all parts. Of a sweep of dots a thread has several ``places`` along some lines at a time,
-    as far apart as there are threads along the line: what it reads serves all of them.
+    ``lanes`` of a warp own a fibre together: 1 or QUAD. Of some tiles in shared memory, the
+    ``wholes``, it makes all parts. Of a sweep of dots a thread has several ``places`` along some
+    lines at a time, as far apart as there are threads along the line: what it reads serves all of
+    them.
     """
 
     lines: str
@@ -139,7 +138,6 @@ class Sweep:
     moves: tuple[Move, ...] = ()
     outers: tuple[Outer, ...] = ()
     tiles: Mapping[int, Value] = field(default_factory=dict)  # what the sweep computes
-    together: int = 1
     wholes: tuple[int, ...] = ()
     places: Mapping[str, int] = field(default_factory=dict)
 
@@ -428,55 +426,22 @@ def outers_after(sweep: Sweep) -> list[list[Outer]]:
 
 
 def grouped(sweep: Sweep) -> list[list[Move]]:
-    """Runs of operations: pointwise ones on fibres of one length, dots, products done together."""
+    """Runs of operations: pointwise ones on fibres of one length, dots, and all others singly."""
     groups: list[list[Move]] = []
     for move in sweep.moves:
-        if groups and _belongs(sweep, groups[-1], move):
+        if groups and _belongs(groups[-1][-1], move):
             groups[-1].append(move)
         else:
             groups.append([move])
     return groups
 
 
-def _belongs(sweep: Sweep, group: Sequence[Move], move: Move) -> bool:
-    last = group[-1]
+def _belongs(last: Move, move: Move) -> bool:
+    """Whether an operation is of the same run as the last one before it."""
     if move.pointwise or last.pointwise:
         return move.pointwise and last.pointwise and move.result.length == last.result.length
-    if move.is_dot or last.is_dot:
-        lengths = {x.operands[0].length for x in (move, last)}
-        return move.is_dot and last.is_dot and len(lengths) == 1
-    return _share(move, last) and len(group) < sweep.together and not _reads(move, group)
-
-
-def _share(one: Move, other: Move) -> bool:
-    """Whether two products have the same matrix."""
-    same = (one.matrix, one.shape) == (other.matrix, other.shape)
-    return one.matrix is not None and same
-
-
-def _reads(move: Move, others: Iterable[Move]) -> bool:
-    """Whether an operation reads what others make."""
-    return any(x.result in move.operands for x in others)
-
-
-def with_products_together(sweep: Sweep, most: int) -> Sweep:
-    """The sweep with products of one matrix behind each other: each reads the matrix once."""
-    left, moves = deque(sweep.moves), []
-    while left:
-        first = left.popleft()
-        moves.append(first)
-        if first.matrix is None:
-            continue
-        together, waiting, made = 1, deque[Move](), {first.result}
-        for move in left:
-            if together < most and _share(move, first) and made.isdisjoint(move.operands):
-                moves.append(move)
-                together += 1
-            else:
-                waiting.append(move)
-                made.add(move.result)
-        left = waiting
-    return replace(sweep, moves=tuple(moves), together=most)
+    lengths = {x.operands[0].length for x in (move, last)}
+    return move.is_dot and last.is_dot and len(lengths) == 1
 
 
 def described(stage: Stage) -> str:

@@ -69,7 +69,7 @@ class Slices:
             yield
             return
         with text.braces(f"for (long long first = run.first; first < run.end; first += {step})"):
-            if self.block.ends.accumulations and self.block.matrices.rereads:
+            if self.block.ends.accumulations:
                 text("const int again = static_cast<int>(first >> 62);", f"zero: {UNKNOWN_ZERO}")
             text(f"const auto slice = {_slice('first')};")
             later = self.fetched if self.transfers.ahead else set()

@@ -110,13 +110,11 @@ def _print_groups(
             later = {x for g in groups[number + 1 :] for m in g for x in m.operands}
             later.update(x for found in outers[number:] for y in found for x in y.operands)
             _print_points(text, registers, group, later)
-        elif len(group) > 1 and not matrices.near(group[0]) and not registers.owner:
-            _print_together(text, matrices, registers, group)
         else:
             after = {x for g in groups[number + 1 :] for m in g for x in m.operands}
             after.update(x for found in outers[number:] for y in found for x in y.operands)
-            for move in group:
-                _print_fibre(text, matrices, registers, move, move.result not in after)
+            (move,) = group
+            _print_fibre(text, matrices, registers, move, move.result not in after)
         _print_outers(text, registers, outers[number])
         if number == max(reading, default=-1):
             streams.print_next(places.position)
@@ -162,21 +160,6 @@ def _print_fibre(
         text("sync<32>();", "who shares a fibre has read it")
         registers.loaded.clear()
     registers.store_fibre(move.result, name)
-
-
-def _print_together(
-    text: Text, matrices: Matrices, registers: Registers, group: Sequence[Move]
-) -> None:
-    """Products of several fibres with one matrix."""
-    fibres = listed(registers.fibre(move.operands[0]) for move in group)
-    made = f"together{group[0].result.tile}"
-    shape = shape_of((group[0].result.length,))
-    product = matrices.product(registers.sweep, group[0], f"side_by_side({fibres})")
-    text(f"const auto {made} = {product};", f"{shape}, {len(group)} times")
-    for number, move in enumerate(group):
-        name = registers.named_fibre(move.result)
-        text(f"const auto {name} = fibre<{number}>({made});", shape)
-        registers.store_fibre(move.result, name)
 
 
 def _print_points(text: Text, registers: Registers, group: list[Move], later: set[Value]) -> None:
