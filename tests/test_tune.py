@@ -162,14 +162,14 @@ def limited(**limits: Any) -> Limits:
         ("threads are not whole warps", 2, mass(2), one_changed("threads", 33, 100), limited()),
         # 100 elements of bk1 at p = 8 do not fit
         (rules.DECLINED, 1, mass(8), one_changed("elements", 2, 100), limited()),
-        # the model asks for one block, and one slice
-        (rules.SAME, 1, mass(3), one_changed("min_blocks", 1, 2), limited()),
+        # the model asks for three blocks, and one slice
+        (rules.SAME, 1, mass(3), one_changed("min_blocks", 3, 2), limited()),
         (
             "more shared memory than a block has",
             2,
             mass(3),
             one_changed("elements", 8, 10),
-            limited(shared_of_block=20 << 10),
+            limited(shared_of_block=7 << 10),
         ),
         (
             "more constants than the bank holds",
@@ -185,7 +185,7 @@ def limited(**limits: Any) -> Limits:
             1,
             mass(3),
             one_changed("elements", 8),
-            limited(shared=30 << 10),
+            limited(shared=12 << 10),
         ),
         # quads in blocks of one warp: 64 registers are left, or 56
         (
@@ -307,7 +307,7 @@ def test_the_compiler_refuses_what_a_rule_removes(
 
 
 def test_every_rule_is_reported() -> None:
-    found = search(Pretended(mass(3)), one_changed("min_blocks", 1))
+    found = search(Pretended(mass(3)), one_changed("min_blocks", 3))
     tuning = tuner.as_tuning(found, mass(3), EXTENTS, "sm_90", 1.0)
     assert list(tuning.removed) == list(rules.names_of(rules_of("sm_90")))
     assert tuning.removed[rules.SAME] == 1
@@ -460,7 +460,7 @@ def test_a_compiled_family_is_the_models_choice() -> None:
 
 
 @pytest.mark.nvrtc
-@pytest.mark.parametrize(("name", "program"), [("bk1 p=6", mass(6)), ("chain n=8", chain(8))])
+@pytest.mark.parametrize(("name", "program"), [("bk1 p=8", mass(8)), ("chain n=8", chain(8))])
 def test_candidates_compile(
     name: str, program: ElementProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -477,7 +477,7 @@ def test_candidates_compile(
         return found
 
     monkeypatch.setattr(machine, "resources", resources)
-    space = Space((one("min_blocks", None, 2, 8), one("fetch", 1, 2), one("threads", None, 256)))
+    space = Space((one("min_blocks", None, 2, 16), one("fetch", 1, 2), one("threads", None, 256)))
     found = search(machine, space, workers=2)
     assert all(0 < x["registers"] <= 255 and x["local"] >= 0 for x in read.values())
     spilled = [x for x in read.values() if x["local"] > 0]

@@ -31,7 +31,8 @@ BUSY_THREADS = 384
 # Of quads twice as many threads if shared memory has room for one group alone, or for two and
 # registers for both.
 QUAD_REGISTERS = 60
-# Registers of a thread for places in memory, beside those for its values.
+# Registers of a thread for places in memory, beside those for its values; twice as many for both
+# ends of fibres.
 PLACES = 36
 # Values that may go through shared memory for each that an element has in memory. Shared memory
 # moves about seven times as many as memory does, at best: with bank conflicts, and with all else
@@ -47,10 +48,8 @@ SECTOR, LINE = 32, 128
 FEWEST_GROUPS = 2
 # So long are rows that had better come to each warp as it needs them.
 ROW_VALUES = 11
-# What a multiprocessor asks for of the elements after these, and of these for later stages, at
-# most: more is gone when it is read (benchmarks/results/rules-h200.txt).
-ASKED_BYTES = 96 << 10
-ASKED_LATER_BYTES = 224 << 10
+# What a multiprocessor asks for at most: more is gone when it is read (results/rules-h200.txt).
+ASKED_BYTES = 224 << 10
 
 
 def choose(
@@ -142,7 +141,8 @@ def _least_blocks(block: Block) -> int:
     if schedule.alone:
         return 1
     held = held_registers(schedule) if block.matrices.held else 0
-    needed = schedule.kept_registers + schedule.most_registers + held + PLACES
+    places = PLACES * (2 if any(map(schedule.is_mirrored, schedule.sweeps)) else 1)
+    needed = schedule.kept_registers + schedule.most_registers + held + places
     room = block.limits.registers // (block.threads * needed)
     return max(1, min(block.resident, room, round(BUSY_THREADS / block.threads)))
 
@@ -173,26 +173,18 @@ def _is_alone(block: Block, few: int) -> bool:
 
 
 def _wants_prefetch(block: Block) -> bool:
-    """Whether to ask for what later stages read; for sums, for what the elements after these have.
+    """Whether to ask for what later stages read.
 
     All multiprocessors share a cache. What they ask for must fit there beside what they read and
-    write meanwhile, or it is gone when it is read. Warps that have elements of their own have
-    little of both.
+    write meanwhile, or it is gone when it is read. A warp that has an element alone reads it soon.
     """
     ends, schedule = block.ends, block.schedule
-    if schedule.alone:
-        return True
-    if ends.summed:
-        read, most = schedule.everything_read, ASKED_BYTES
-        blocks = min(block.resident, max(1, BUSY_THREADS // block.threads))
-    else:
-        first = {x for stage in schedule.stages[:1] for x in schedule.read(stage)}
-        first.update(block.transfers.fetched)
-        read, most = schedule.everything_read - first, ASKED_LATER_BYTES
-        blocks = block.min_blocks if block.min_blocks > 1 else block.resident
-    tiles = [block.plan.tiles[x] for x in read - ends.gathered if x < ends.inputs]
+    first = {x for stage in schedule.stages[:1] for x in schedule.read(stage)}
+    later = schedule.everything_read - first - ends.gathered - {*block.transfers.fetched}
+    tiles = [block.plan.tiles[x] for x in later if x < ends.inputs]
     values = block.elements * sum(x.size for x in tiles if x.batched)
-    return blocks * values * ends.dtype.itemsize <= most
+    blocks = block.min_blocks if block.min_blocks > 1 else block.resident
+    return not schedule.alone and blocks * values * ends.dtype.itemsize <= ASKED_BYTES
 
 
 # ---- Other ways ----------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from jaxmagma.programs.strides import row_major
 
 
 # Bank conflicts that a value of an element is worth.
-PRICE = 1e-3
+PRICE = 0.03
 
 
 def strides_of(
