@@ -33,7 +33,7 @@ BUSY_THREADS = 384
 QUAD_REGISTERS = 60
 # Registers of a thread for places in memory, beside those for its values; twice as many for both
 # ends of fibres.
-PLACES = 36
+PLACES = 48
 # Values that may go through shared memory for each that an element has in memory. Shared memory
 # moves about seven times as many as memory does, at best: with bank conflicts, and with all else
 # that goes through L1, it is the slower one from here on (benchmarks/results/rules-h200.txt).
@@ -142,7 +142,8 @@ def _least_blocks(block: Block) -> int:
         return 1
     held = held_registers(schedule) if block.matrices.held else 0
     places = PLACES * (2 if any(map(schedule.is_mirrored, schedule.sweeps)) else 1)
-    needed = schedule.kept_registers + schedule.most_registers + held + places
+    fibres = schedule.most_registers * block.ownership.packed
+    needed = schedule.kept_registers + fibres + held + places
     room = block.limits.registers // (block.threads * needed)
     return max(1, min(block.resident, room, round(BUSY_THREADS / block.threads)))
 
