@@ -169,7 +169,7 @@ def limited(**limits: Any) -> Limits:
             2,
             mass(3),
             one_changed("elements", 8, 10),
-            limited(shared_of_block=7 << 10),
+            limited(shared_of_block=20 << 10),
         ),
         (
             "more constants than the bank holds",
@@ -185,7 +185,7 @@ def limited(**limits: Any) -> Limits:
             1,
             mass(3),
             one_changed("elements", 8),
-            limited(shared=12 << 10),
+            limited(shared=30 << 10),
         ),
         # quads in blocks of one warp: 64 registers are left, or 56
         (
@@ -460,7 +460,7 @@ def test_a_compiled_family_is_the_models_choice() -> None:
 
 
 @pytest.mark.nvrtc
-@pytest.mark.parametrize(("name", "program"), [("bk1 p=8", mass(8)), ("chain n=8", chain(8))])
+@pytest.mark.parametrize(("name", "program"), [("bk1 p=6", mass(6)), ("chain n=8", chain(8))])
 def test_candidates_compile(
     name: str, program: ElementProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -477,7 +477,7 @@ def test_candidates_compile(
         return found
 
     monkeypatch.setattr(machine, "resources", resources)
-    space = Space((one("min_blocks", None, 2, 16), one("fetch", 1, 2), one("threads", None, 256)))
+    space = Space((one("min_blocks", None, 2, 8), one("fetch", 1, 2), one("threads", None, 256)))
     found = search(machine, space, workers=2)
     assert all(0 < x["registers"] <= 255 and x["local"] >= 0 for x in read.values())
     spilled = [x for x in read.values() if x["local"] > 0]

@@ -53,7 +53,7 @@ class Block:
     layout: Layout
     limits: Limits
     min_blocks: int = 0  # that the compiler must leave registers for; 0 if it may say
-    prefetch: bool = True  # what later stages read is asked for
+    prefetch: bool = True  # what later stages or slices read is asked for
 
     def __repr__(self) -> str:
         passes = ("ends", "schedule", "matrices", "transfers", "ownership", "layout")

@@ -11,9 +11,9 @@ import numpy as np
 
 from jaxmagma.lowering.cuda.architectures import Limits
 from jaxmagma.lowering.cuda.blocks import Block
-from jaxmagma.lowering.cuda.layout import layout_of
+from jaxmagma.lowering.cuda.layout import ENOUGH_THREADS, layout_of
 from jaxmagma.lowering.cuda.matrices import held_registers, matrices_of
-from jaxmagma.lowering.cuda.ownership import QUAD_THREADS, ownerships
+from jaxmagma.lowering.cuda.ownership import QUAD_THREADS, SEVERAL_MOVES, ownerships
 from jaxmagma.lowering.cuda.panels import Panels
 from jaxmagma.lowering.cuda.parameters import MAX_THREADS, SHARED_BYTES, WARP, Parameters
 from jaxmagma.lowering.cuda.quads import schedules
@@ -31,9 +31,11 @@ BUSY_THREADS = 384
 # Of quads twice as many threads if shared memory has room for one group alone, or for two and
 # registers for both.
 QUAD_REGISTERS = 60
-# Registers of a thread for places in memory, beside those for its values; twice as many for both
-# ends of fibres.
-PLACES = 48
+# Registers of a thread for places in memory, beside its values and matrices; more for both ends of
+# fibres in several operations; and at least, beside whole sums and fibres.
+QUAD_PLACES = 36
+MIRRORED_PLACES = 32
+WHOLE_PLACES = 16
 # Values that may go through shared memory for each that an element has in memory. Shared memory
 # moves about seven times as many as memory does, at best: with bank conflicts, and with all else
 # that goes through L1, it is the slower one from here on (benchmarks/results/rules-h200.txt).
@@ -48,8 +50,10 @@ SECTOR, LINE = 32, 128
 FEWEST_GROUPS = 2
 # So long are rows that had better come to each warp as it needs them.
 ROW_VALUES = 11
-# What a multiprocessor asks for at most: more is gone when it is read (results/rules-h200.txt).
-ASKED_BYTES = 224 << 10
+# What a multiprocessor asks for of the elements after these, and of these for later stages, at
+# most: more is gone when it is read (benchmarks/results/rules-h200.txt).
+ASKED_BYTES = 96 << 10
+ASKED_LATER_BYTES = 224 << 10
 
 
 def choose(
@@ -132,20 +136,38 @@ def _more_threads(block: Block) -> int | None:
 def _least_blocks(block: Block) -> int:
     """How many blocks the compiler must leave registers for on a multiprocessor; 0 if it may say.
 
-    As many as keep it busy, if no thread then has to keep values in memory. For gemms, of which a
-    thread has blocks, the compiler knows best.
+    For gemms, of which a thread has blocks, and matrices that are read in groups of values, it
+    knows best.
     """
-    schedule = block.schedule
+    schedule, threads = block.schedule, block.ownership.threads
     if any(isinstance(stage, Gemm) for stage in schedule.stages):
         return 0
-    if schedule.alone:
-        return 1
-    held = held_registers(schedule) if block.matrices.held else 0
-    places = PLACES * (2 if any(map(schedule.is_mirrored, schedule.sweeps)) else 1)
-    fibres = schedule.most_registers * block.ownership.packed
-    needed = schedule.kept_registers + fibres + held + places
-    room = block.limits.registers // (block.threads * needed)
-    return max(1, min(block.resident, room, round(BUSY_THREADS / block.threads)))
+    few = 1
+    if schedule.whole:
+        needed = schedule.kept_registers + schedule.most_registers + WHOLE_PLACES
+        most = block.limits.registers // (threads * needed)
+        few = min(block.resident, most, ENOUGH_THREADS // threads)
+    elif block.ends.accumulations:
+        # Sums leave the compiler no registers to keep what it could as well read again.
+        few = min(block.resident, BUSY_THREADS // 2 // threads)
+    elif schedule.quads:
+        most = block.limits.registers // (threads * _quad_registers(block))
+        # More would not have the registers that quads need.
+        enough = max(1, round(BUSY_THREADS / block.threads))
+        few = 1 if schedule.alone else min(block.resident, enough, most)
+    elif not block.matrices.near:
+        few = round(BUSY_THREADS / block.threads)
+    return max(1, few)
+
+
+def _quad_registers(block: Block) -> int:
+    """Registers that a thread needs, or it would keep some of its values in memory."""
+    schedule = block.schedule
+    sweeps = [x for x in schedule.sweeps if x.lanes > 1]
+    live = max(map(schedule.live_registers, sweeps), default=0)
+    several = any(schedule.is_mirrored(x) and len(x.moves) > SEVERAL_MOVES for x in sweeps)
+    places = QUAD_PLACES + (MIRRORED_PLACES if several else 0)
+    return live + places + (held_registers(schedule) if block.matrices.held else 0)
 
 
 # ---- Memory --------------------------------------------------------------------------------------
@@ -174,18 +196,26 @@ def _is_alone(block: Block, few: int) -> bool:
 
 
 def _wants_prefetch(block: Block) -> bool:
-    """Whether to ask for what later stages read.
+    """Whether to ask for what later stages read; for sums, for what the elements after these have.
 
     All multiprocessors share a cache. What they ask for must fit there beside what they read and
-    write meanwhile, or it is gone when it is read. A warp that has an element alone reads it soon.
+    write meanwhile, or it is gone when it is read. Warps that have elements of their own have
+    little of both.
     """
     ends, schedule = block.ends, block.schedule
-    first = {x for stage in schedule.stages[:1] for x in schedule.read(stage)}
-    later = schedule.everything_read - first - ends.gathered - {*block.transfers.fetched}
-    tiles = [block.plan.tiles[x] for x in later if x < ends.inputs]
+    if schedule.alone:
+        return True
+    if ends.summed:
+        read, most = schedule.everything_read, ASKED_BYTES
+        blocks = min(block.resident, max(1, BUSY_THREADS // block.threads))
+    else:
+        first = {x for stage in schedule.stages[:1] for x in schedule.read(stage)}
+        first.update(block.transfers.fetched)
+        read, most = schedule.everything_read - first, ASKED_LATER_BYTES
+        blocks = block.min_blocks if block.min_blocks > 1 else block.resident
+    tiles = [block.plan.tiles[x] for x in read - ends.gathered if x < ends.inputs]
     values = block.elements * sum(x.size for x in tiles if x.batched)
-    blocks = block.min_blocks if block.min_blocks > 1 else block.resident
-    return not schedule.alone and blocks * values * ends.dtype.itemsize <= ASKED_BYTES
+    return blocks * values * ends.dtype.itemsize <= most
 
 
 # ---- Other ways ----------------------------------------------------------------------------------

@@ -22,15 +22,19 @@ from jaxmagma.lowering.cuda.schedule.sweeps import (
     copies,
     made_by,
 )
-from jaxmagma.lowering.cuda.transfers import Transfers
+from jaxmagma.lowering.cuda.transfers import Transfers, is_direct
 
 
 # Threads of an element whose fibres are many. A quad has so many fibres one after the other, which
 # share what it has of a matrix.
 QUAD_THREADS = 128
 QUAD_LINES = 4
-# Threads that a group has best.
+# Threads that a group has best; fewer that have so many elements, where these are gathered and
+# there are more stages than so many (benchmarks/results/meshes-h200.txt).
 ENOUGH_THREADS = 128
+FEW_THREADS = 64
+FEW_ELEMENTS = 4
+FEW_STAGES = 3
 # Multiply-adds of an accumulation that are work for one thread.
 ACCUMULATED_VALUES = 1024
 # Where a fibre of four-byte values takes no more registers, a thread has so many at a time; two, if
@@ -90,7 +94,7 @@ def ownerships(matrices: Matrices, transfers: Transfers, given: Parameters) -> I
     stages = [x for x in schedule.stages if not (copies(x) and schedule.wholes & {*made_by(x)})]
     busy = [_threads_of(schedule, x, packed) for x in stages]
     widest = max(busy, default=1)
-    groups = 1 if schedule.ends.summed else given.groups or 1
+    groups = _groups(schedule, given)
     paired = given.fibres or QUAD_FIBRES
     for elements, threads in _shapes(transfers, widest, given):
         # Barriers of several warps are barriers of the whole block.
@@ -115,12 +119,15 @@ def _shapes(transfers: Transfers, most: int, given: Parameters) -> list[tuple[in
     if most > largest:
         return [(1, given.threads or min(512, _round_up(most, WARP)))]
     # So many threads are enough to be several blocks on a multiprocessor, and few enough for their
-    # barriers to cost little.
+    # barriers to cost little: fewer where all wait for what some gather, and then for each other,
+    # unless elements would be so few that there are more bank conflicts.
+    waits = bool(schedule.ends.gathered) and len(schedule.stages) > FEW_STAGES
+    enough = FEW_THREADS if waits and FEW_ELEMENTS * most <= FEW_THREADS else ENOUGH_THREADS
     best, best_score = 1, 0.0
     for slots in range(1, 1 + (1 if in_rows else largest // most)):
         threads = given.threads or _round_up(slots * most, WARP)
         used = slots * most / threads
-        far = math.log2(threads / ENOUGH_THREADS)
+        far = math.log2(threads / enough)
         score = used * (1 - (0.3 * far if far > 0 else -0.6 * far))
         if score > best_score:
             best, best_score = slots, score
@@ -168,6 +175,14 @@ def _packed(matrices: Matrices, given: Parameters) -> int:
         few = all(len(x.moves) <= SEVERAL_MOVES for x in schedule.sweeps)
         return 2 if few and live <= NEAR_REGISTERS else 1
     return next((n for most, n in PACKED if live <= most), 1)
+
+
+def _groups(schedule: Schedule, given: Parameters) -> int:
+    if schedule.ends.summed:
+        return 1
+    if given.groups is not None:
+        return given.groups
+    return 2 if is_direct(schedule) and given.threads in (None, WARP) else 1
 
 
 def _round_up(value: int, multiple: int) -> int:

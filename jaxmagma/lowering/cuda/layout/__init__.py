@@ -80,16 +80,15 @@ class Layout:
 def layout_of(
     matrices: Matrices, transfers: Transfers, ownership: Ownership, limits: Limits, tight: bool
 ) -> Layout:
-    """Without padding if ``tight``."""
+    """Without padding if ``tight``. Tiles take each other's place where there is little."""
     schedule = transfers.schedule
     near = {x: matrices.near_size(x) for x in matrices.near}
     streams = {
         x.operand: x.values(ownership.warps, ownership.fibres(x.sweep)) for x in transfers.streams
     }
 
-    rooms = rooms_of(transfers)
-
-    def placed(late: bool) -> Layout:
+    def placed(in_place: bool, late: bool = False) -> Layout:
+        rooms = rooms_of(transfers, in_place)
         strides, spreads = strides_of(rooms, transfers, ownership, tight)
         claims = [_claim(*x, transfers, ownership, late) for x in zip(rooms, strides, strict=True)]
         tiles, front = _tiles(claims, ownership.elements)
@@ -98,11 +97,19 @@ def layout_of(
     def groups(layout: Layout) -> int:
         return resident(layout, ownership, limits) * ownership.groups
 
-    layout = placed(late=False)
+    def has_room(layout: Layout) -> bool:
+        """Whether shared memory leaves a multiprocessor enough threads to be busy."""
+        return groups(layout) * ownership.threads >= ENOUGH_THREADS
+
+    in_place = schedule.quads
+    layout = placed(in_place)
+    if not (in_place or has_room(layout)):
+        in_place = True
+        layout = placed(in_place)
     may_wait = transfers.ahead and not schedule.alone
-    if may_wait and transfers.fetched and groups(layout) * ownership.threads < ENOUGH_THREADS:
+    if may_wait and transfers.fetched and not has_room(layout):
         # Where more groups have room so, what comes ahead comes late.
-        late = placed(late=True)
+        late = placed(in_place, late=True)
         layout = late if groups(late) != groups(layout) else layout
     # What warps have of a sum meets there.
     sums = map(schedule.ends.result_size, schedule.ends.accumulated)

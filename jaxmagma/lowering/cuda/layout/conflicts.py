@@ -12,6 +12,7 @@ from jaxmagma.lowering.cuda.layout import banks, spreads
 from jaxmagma.lowering.cuda.layout.banks import Access, Candidates, Strides
 from jaxmagma.lowering.cuda.layout.rooms import Room
 from jaxmagma.lowering.cuda.ownership import Ownership
+from jaxmagma.lowering.cuda.schedule import Schedule
 from jaxmagma.lowering.cuda.schedule.accumulations import PIECE
 from jaxmagma.lowering.cuda.schedule.gemms import blocking_of
 from jaxmagma.lowering.cuda.schedule.sweeps import (
@@ -28,8 +29,9 @@ from jaxmagma.lowering.cuda.transfers import BEFORE, Transfers
 from jaxmagma.programs.strides import row_major
 
 
-# Bank conflicts that a value of an element is worth.
-PRICE = 0.03
+# Bank conflicts that a value of an element is worth, where there is room for many elements, and
+# where there is not.
+CHEAP, DEAR = 1e-3, 0.03
 
 
 def strides_of(
@@ -101,9 +103,21 @@ def _strides(
         return banks.row_major(room.shape), 0.0
     inner = not transfers.plain & room.axes.keys()
     candidates = Candidates(room.shape, itemsize, ownership.elements, inner)
+    price = DEAR if _is_crowded(schedule) else CHEAP
     every = tuple(accesses)
     # Those of quads were timed with each kind of access counted once.
-    return banks.choose(candidates, tuple(dict.fromkeys(every)) if schedule.quads else every, PRICE)
+    return banks.choose(candidates, tuple(dict.fromkeys(every)) if schedule.quads else every, price)
+
+
+def _is_crowded(schedule: Schedule) -> bool:
+    """Whether tiles leave shared memory room for few elements.
+
+    Those do that wait for what they are multiplied with, and those of quads, of which an element
+    has many. Complex values need theirs.
+    """
+    if any(isinstance(stage, Accumulation) for stage in schedule.stages):
+        return True
+    return schedule.quads and not schedule.alone and schedule.ends.dtype.kind == "f"
 
 
 # ---- How stages go through tiles -----------------------------------------------------------------

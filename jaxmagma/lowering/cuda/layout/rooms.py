@@ -30,14 +30,14 @@ class Room:
         return Room(whole, {**self.axes, tile: axes}, self.brought, self.first, last)
 
 
-def rooms_of(transfers: Transfers) -> list[Room]:
-    """Those of the tiles in shared memory, as few as can be."""
+def rooms_of(transfers: Transfers, in_place: bool) -> list[Room]:
+    """Those of the tiles in shared memory: as few as can be, or one for each tile."""
     rooms: list[Room] = []
     numbers: dict[int, int] = {}  # of rooms, by their latest tiles
     for tile in sorted(transfers.tiles, key=lambda x: (transfers.maker[x], x)):
         shape = transfers.schedule.plan.tiles[tile].shape
         first, last = transfers.maker[tile], max(transfers.readers[tile])
-        found = _replaced(transfers, tile, numbers.keys())
+        found = _replaced(transfers, tile, numbers.keys()) if in_place else None
         if found is None:
             numbers[tile] = len(rooms)
             axes = tuple(range(len(shape)))

@@ -26,6 +26,9 @@ QUAD_FIBRES = 2
 CONSTANT_CACHE_BYTES = 2048
 # Matrices stay in registers, if they take no more than this.
 HELD_REGISTERS = 130
+# Of 252 bytes of registers that the threads of a warp share, matrices beside sums have so many:
+# with 200 others would spill.
+UNIFORM_BYTES = 192
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,14 @@ class Matrices:
         """Those that tensor cores multiply with."""
         return every_piece(self.schedule)
 
+    @property
+    def rereads(self) -> bool:
+        """Whether matrices in the constant bank are read anew for each product of a thread."""
+        return self.schedule.quads or not self.held
+
     def bank_uses(self) -> int:
-        """How often one of them is read anew, at most."""
-        return sum(x in self.bank for x in _of_threads(self.schedule))
+        """How often one of them is read anew, at most: several products may share it."""
+        return self.rereads * sum(x in self.bank for x in _of_threads(self.schedule))
 
     def bank_size(self, matrix: int) -> int:
         return _bank_size(self.schedule, matrix)
@@ -124,8 +132,14 @@ def matrices_of(schedule: Schedule) -> Matrices:
 
 
 def are_held(schedule: Schedule) -> bool:
-    """Whether all matrices that tensor cores multiply with stay in the registers of every warp."""
-    return schedule.quads and held_registers(schedule) + schedule.kept_registers <= HELD_REGISTERS
+    """Whether all matrices stay in registers: of every warp, or those that its threads share.
+
+    Of the latter beside sums only, where it was faster.
+    """
+    if not schedule.quads:
+        size = sum(_bank_bytes(schedule, x) for x in set(_of_threads(schedule)))
+        return bool(schedule.ends.summed) and size <= UNIFORM_BYTES
+    return held_registers(schedule) + schedule.kept_registers <= HELD_REGISTERS
 
 
 def held_registers(schedule: Schedule) -> int:

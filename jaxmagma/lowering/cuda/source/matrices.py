@@ -27,7 +27,7 @@ class Matrices:
         self.block = block
         self.uses = 0  # of the constant bank so far
         # The zero of ``slices``: matrices are read anew for each slice.
-        self.again = " + again" if block.ends.accumulations else ""
+        self.again = " + again" if block.ends.accumulations and block.matrices.rereads else ""
 
     def print_structs(self) -> None:
         """What is filled when the kernel is loaded, or just before it is launched."""
@@ -39,7 +39,7 @@ class Matrices:
             aligned = f"alignas({GROUP}) " if block.ends.dtype.itemsize < WORD else ""
             declared = f"{aligned}{block.type} m{tile}[{block.matrices.bank_size(tile)}]"
             bank.append((declared, shapes[tile] + halves))
-        if bank:
+        if bank and block.matrices.rereads:
             aligned = f"alignas({GROUP}) " if block.ends.dtype.itemsize < WORD else ""
             bank.append((f"{aligned}int zero[{block.matrices.bank_uses()}]", UNKNOWN_ZEROS))
         for tile in block.matrices.tables():
@@ -114,6 +114,8 @@ class Matrices:
 
     def _use(self, tile: int) -> str:
         """Where a matrix is, for one more use of it."""
+        if tile in self.block.matrices.bank and not self.block.matrices.rereads:
+            return f"bank.m{tile}"
         if tile in self.block.matrices.bank:
             self.uses += 1
             # Zeros that leave groups of values where they begin.
