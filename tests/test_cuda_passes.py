@@ -16,7 +16,7 @@ from jaxmagma.lowering.cuda.layout.banks import Access, Strides, pieces
 from jaxmagma.lowering.cuda.layout.spreads import ACROSS
 from jaxmagma.lowering.cuda.model import choose
 from jaxmagma.lowering.cuda.parameters import Parameters
-from jaxmagma.lowering.cuda.schedule.sweeps import Gemm
+from jaxmagma.lowering.cuda.schedule.sweeps import Gemm, grouped
 from jaxmagma.programs.program import ElementProgram
 from tests import cuda_fused
 from tests.cuda_programs import gradient, mass
@@ -113,6 +113,16 @@ def test_products_of_tiles_are_dots_of_one_sweep(components: int) -> None:
     assert len(sweep.wholes) == 1 and {*sweep.wholes} == block.schedule.rewritten
     # Coordinates of nodes times a table are the only product that is none of them.
     assert sum(isinstance(x, Gemm) for x in block.schedule.stages) == 1
+
+
+def test_fibres_are_there_before_they_are_multiplied() -> None:
+    block = block_of(cuda_fused.hyperelastic(2), Parameters())
+    for sweep in block.schedule.sweeps:
+        known = set(sweep.loads)
+        for group in grouped(sweep):
+            assert {x for move in group for x in move.operands} <= known or group[0].pointwise
+            assert len({(move.matrix, move.shape) for move in group if move.matrix}) <= 1
+            known.update(move.result for move in group)
 
 
 @pytest.mark.usefixtures("standard_promotion")

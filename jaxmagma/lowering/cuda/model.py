@@ -142,7 +142,7 @@ def _least_blocks(block: Block) -> int:
     schedule, threads = block.schedule, block.ownership.threads
     if any(isinstance(stage, Gemm) for stage in schedule.stages):
         return 0
-    few = 1
+    few, busy = 1, max(1, round(BUSY_THREADS / block.threads))
     if schedule.whole:
         needed = schedule.kept_registers + schedule.most_registers + WHOLE_PLACES
         most = block.limits.registers // (threads * needed)
@@ -153,10 +153,9 @@ def _least_blocks(block: Block) -> int:
     elif schedule.quads:
         most = block.limits.registers // (threads * _quad_registers(block))
         # More would not have the registers that quads need.
-        enough = max(1, round(BUSY_THREADS / block.threads))
-        few = 1 if schedule.alone else min(block.resident, enough, most)
+        few = 1 if schedule.alone else min(block.resident, busy, most)
     elif not block.matrices.near:
-        few = round(BUSY_THREADS / block.threads)
+        few = busy
     return max(1, few)
 
 

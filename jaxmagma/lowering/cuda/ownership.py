@@ -155,6 +155,9 @@ def _threads_of(schedule: Schedule, stage: Stage, packed: int) -> int:
         # The threads that have fibres take several points, unless points are much of the work.
         fibres = sum(x.flops for x in schedule.sweeps if not x.single)
         return -(-stage.count // (4 if 2 * stage.flops <= fibres else 1))
+    if stage.places:
+        # They take many registers (benchmarks/results/elements-h200.txt).
+        return min(stage.count, ENOUGH_THREADS)
     return -(-stage.count // packed)
 
 

@@ -106,15 +106,13 @@ def _print_groups(
     for number, group in list(enumerate(groups))[first:]:
         if number == min(reading, default=-1):
             streams.print_wait(places.position)
+        later = {x for g in groups[number + 1 :] for m in g for x in m.operands}
+        later.update(x for found in outers[number:] for y in found for x in y.operands)
         if group[0].pointwise:
-            later = {x for g in groups[number + 1 :] for m in g for x in m.operands}
-            later.update(x for found in outers[number:] for y in found for x in y.operands)
             _print_points(text, registers, group, later)
         else:
-            after = {x for g in groups[number + 1 :] for m in g for x in m.operands}
-            after.update(x for found in outers[number:] for y in found for x in y.operands)
             (move,) = group
-            _print_fibre(text, matrices, registers, move, move.result not in after)
+            _print_fibre(text, matrices, registers, move, move.result not in later)
         _print_outers(text, registers, outers[number])
         if number == max(reading, default=-1):
             streams.print_next(places.position)
